@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod cache;
 mod convolution;
 mod copy;
 mod embedding;

@@ -25,6 +25,7 @@ use pulp::{Simd, WithSimd};
 use smallvec::SmallVec;
 
 use super::Cpu;
+use super::cache::second_cache_bytes;
 use super::leaf_sums::SumArrays;
 use super::loops::LONG_PASS;
 use super::transpose::transpose;
@@ -36,12 +37,9 @@ use pack::{Pace, Packing, pack_left};
 use panel::Panel;
 use tile::{SumOrder, Target, stack_len};
 
-/// Bytes of packed columns that stay in the second cache of a core: for a product of few rows, and
-/// for one of many. The packed rows are read once for each panel, so many rows need wide panels.
-const PANEL_BYTES: [usize; 2] = [512 << 10, 1 << 20];
-
-/// From this many rows on, a product has many.
-const MANY_ROWS: usize = 256;
+/// The share of a core's second cache that a panel takes. The next panel takes as much; the rest is for the
+/// rows of the left operand and of the product.
+const PANEL_SHARE: [usize; 2] = [5, 16];
 
 /// Blocks for which lines of the next panel are fetched before the first tile, so that they are in
 /// the cache when they are packed.
@@ -309,7 +307,7 @@ impl ThreadProduct<'_, '_> {
         let (m, n, k) = (left.rows, right.columns, left.columns);
         let strip_width = VECTORS * S::F32_LANES;
         let strip_bytes = strip_width * k.max(1) * size_of::<f32>();
-        let panel_bytes = PANEL_BYTES[usize::from(m >= MANY_ROWS)];
+        let panel_bytes = second_cache_bytes() * PANEL_SHARE[0] / PANEL_SHARE[1];
         let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
         let rows = packed.left.elements(if left.transposed { m.next_multiple_of(ROWS) * k } else { 0 });
         // tiles pack whole strips, if there is a whole strip of the right operand for the first of them
