@@ -95,8 +95,7 @@ impl CopyOperations for Cuda {
         let kernel = self.kernels.of::<CopyKernels>().transpose_each.of(input.format);
         let tiles = input.len / (rows * columns) * rows.div_ceil(TILE) * columns.div_ceil(TILE);
         let blocks = tiles.clamp(1, self.streams.max_blocks()) as u32;
-        let threads = (TILE as u32, BLOCK / TILE as u32);
-        let launch = Launch { blocks: (blocks, 1), threads, shared_bytes: 0 };
+        let launch = Launch { blocks: (blocks, 1), threads: (BLOCK, 1), shared_bytes: 0 };
         let (len, rows, columns) = (input.len as u64, rows as u32, columns as u32);
         launch!(self.streams, kernel, launch, len, rows, columns, input.pointer, output.pointer);
     }

@@ -152,7 +152,7 @@ impl LossOperations for Cuda {
         launch!(
             self.streams,
             self.kernels.of::<LossKernels>().mean_squared_error.of(output.format),
-            self.streams.over(output.len, 4),
+            self.streams.over(output.len, 8),
             output.len as u64,
             shape.columns as u32,
             shape.scale,

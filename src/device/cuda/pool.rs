@@ -67,7 +67,8 @@ impl PoolOperations for Cuda {
             return self.streams.fail("max-pooling in bf16", why);
         }
         let kernel = self.kernels.of::<PoolKernels>().max_pool_forward.of(input.format);
-        let (launch, sizes) = (self.streams.over(output.len, 4), PoolSizes::new(shape));
+        let (launch, sizes) =
+            (self.streams.over(output.len, 16 / output.format.bytes()), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, argmax.pointer, output.pointer);
     }
 
@@ -82,7 +83,8 @@ impl PoolOperations for Cuda {
         assert_eq!(gradient.len, shape.rows * shape.output_len());
         assert_eq!(input_gradient.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().max_pool_backward.of(gradient.format);
-        let (launch, sizes) = (self.streams.over(input_gradient.len, 4), PoolSizes::new(shape));
+        let (launch, sizes) =
+            (self.streams.over(input_gradient.len, 16 / gradient.format.bytes()), PoolSizes::new(shape));
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, argmax, gradient, input_gradient.pointer);
     }
@@ -91,7 +93,8 @@ impl PoolOperations for Cuda {
         assert!(output.len == shape.rows * shape.output_len() && input.format == output.format);
         assert_eq!(input.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().average_pool_forward.of(input.format);
-        let (launch, sizes) = (self.streams.over(output.len, 4), PoolSizes::new(shape));
+        let (launch, sizes) =
+            (self.streams.over(output.len, 16 / output.format.bytes()), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, output.pointer);
     }
 
@@ -104,7 +107,8 @@ impl PoolOperations for Cuda {
         assert!(gradient.len == shape.rows * shape.output_len() && gradient.format == input_gradient.format);
         assert_eq!(input_gradient.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().average_pool_backward.of(gradient.format);
-        let (launch, sizes) = (self.streams.over(input_gradient.len, 4), PoolSizes::new(shape));
+        let (launch, sizes) =
+            (self.streams.over(input_gradient.len, 16 / gradient.format.bytes()), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, gradient.pointer, input_gradient.pointer);
     }
 }

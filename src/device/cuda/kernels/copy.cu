@@ -12,27 +12,50 @@ __device__ __forceinline__ void copy_rows(
     });
 }
 
-// Blocks have 32 × 8 threads, which move tiles of 32 × 32 values through shared memory.
+// Moves tiles of `SIDE` × `SIDE` values through shared memory, N at a time. The row of a tile is
+// four bytes longer, so that the values of a column are in different banks.
+template <uint32 SIDE, uint32 N, class T>
+__device__ __forceinline__ void transpose_tiles(
+    uint64 len, uint32 rows, uint32 columns, const T* __restrict__ input, T* __restrict__ output) {
+    __shared__ T tile[SIDE][SIDE + 4 / sizeof(T)];
+    const uint32 GROUPS = SIDE / N;
+    uint32 high = (rows + SIDE - 1) / SIDE, wide = (columns + SIDE - 1) / SIDE, size = rows * columns;
+    for (uint64 at = blockIdx.x; at < len / size * high * wide; at += gridDim.x) {
+        uint64 matrix = at / (high * wide) * size;
+        uint32 top = at / wide % high * SIDE, left = at % wide * SIDE;
+        __syncthreads();
+        for (uint32 group = threadIdx.x; group < SIDE * GROUPS; group += blockDim.x) {
+            uint32 down = group / GROUPS, right = group % GROUPS * N;
+            if (top + down < rows && left + right < columns) {
+                Several<T, N> values = load<N>(input + matrix + (top + down) * columns + left + right);
+                for (uint32 i = 0; i < N; i++) {
+                    tile[down][right + i] = values.at[i];
+                }
+            }
+        }
+        __syncthreads();
+        for (uint32 group = threadIdx.x; group < SIDE * GROUPS; group += blockDim.x) {
+            uint32 right = group / GROUPS, down = group % GROUPS * N;
+            if (left + right < columns && top + down < rows) {
+                Several<T, N> values;
+                for (uint32 i = 0; i < N; i++) {
+                    values.at[i] = tile[down + i][right];
+                }
+                store(output + matrix + (left + right) * rows + top + down, values);
+            }
+        }
+    }
+}
+
+// Moves 16 bytes at a time where they are of one row before and after, in tiles of 128 bytes of a row.
 template <class T>
 __device__ __forceinline__ void transpose_matrices(
     uint64 len, uint32 rows, uint32 columns, const T* __restrict__ input, T* __restrict__ output) {
-    __shared__ T tile[32][33];
-    uint32 high = (rows + 31) / 32, wide = (columns + 31) / 32, size = rows * columns;
-    for (uint64 at = blockIdx.x; at < len / size * high * wide; at += gridDim.x) {
-        uint64 matrix = at / (high * wide) * size;
-        uint32 top = at / wide % high * 32, left = at % wide * 32;
-        __syncthreads();
-        for (uint32 down = threadIdx.y; down < min(32u, rows - top); down += 8) {
-            if (left + threadIdx.x < columns) {
-                tile[down][threadIdx.x] = input[matrix + (top + down) * columns + left + threadIdx.x];
-            }
-        }
-        __syncthreads();
-        for (uint32 right = threadIdx.y; right < min(32u, columns - left); right += 8) {
-            if (top + threadIdx.x < rows) {
-                output[matrix + (left + right) * rows + top + threadIdx.x] = tile[threadIdx.x][right];
-            }
-        }
+    const uint32 EACH = 16 / sizeof(T);
+    if (((uint64)input | (uint64)output | sizeof(T) * (rows | columns)) % 16 == 0) {
+        transpose_tiles<8 * EACH, EACH>(len, rows, columns, input, output);
+    } else {
+        transpose_tiles<32, 1>(len, rows, columns, input, output);
     }
 }
 

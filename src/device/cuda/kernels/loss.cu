@@ -174,22 +174,19 @@ __device__ __forceinline__ void mean_squared_error(
     uint64 len, uint32 columns, float scale, const T* output, const float* targets, T* gradient,
     float* partials, uint32* blocks_done, float* sums) {
     float squares = 0, factor = 2 * scale / columns;
-    bool is_aligned = ((uint64)output | (uint64)gradient) % sizeof(Four<T>) == 0;
-    uint64 fours = targets || !is_aligned ? 0 : len / 4;
-    for (uint64 four = thread_index(); four < fours; four += num_threads()) {
-        Four<T> values = ((const Four<T>*)output)[four];
-        for (int i = 0; i < 4; i++) {
-            float difference = to_float(values.at[i]);
+    over_values<8>(len, (uint64)output | (uint64)targets | (uint64)gradient, [&](uint64 at, auto count) {
+        Several<T, count.value> values = load<count.value>(output + at);
+        Several<float, count.value> wanted = {};
+        if (targets) {
+            wanted = load<count.value>(targets + at);
+        }
+        for (uint32 i = 0; i < count.value; i++) {
+            float difference = to_float(values.at[i]) - wanted.at[i];
             squares += difference * difference;
             values.at[i] = from_float<T>(factor * difference);
         }
-        ((Four<T>*)gradient)[four] = values;
-    }
-    for (uint64 at = 4 * fours + thread_index(); at < len; at += num_threads()) {
-        float difference = to_float(output[at]) - (targets ? targets[at] : 0);
-        squares += difference * difference;
-        gradient[at] = from_float<T>(factor * difference);
-    }
+        store(gradient + at, values);
+    });
     grid_sum(squares, 1.0f / columns, partials, blocks_done, &sums[0]);
 }
 

@@ -71,13 +71,13 @@ __device__ __forceinline__ void over_windows(const PoolShape& shape, uint64 at, 
     }
 }
 
-// Threads take 4 channels at a time, where their number allows it: these are neighbours in memory and in the
-// same window.
+// Threads take 16 bytes of channels at a time, where their number allows it: these are neighbours in memory
+// and in the same window.
 template <class T>
 __device__ __forceinline__ void max_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ argmax, T* __restrict__ output) {
-    uint64 alignment = (uint64)input | (uint64)argmax | (uint64)output | 4 * shape.channels;
-    over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
+    uint64 alignment = (uint64)input | (uint64)argmax | (uint64)output | sizeof(T) * shape.channels;
+    over_values<16 / sizeof(T)>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
         constexpr uint32 each = count.value;
         Several<T, each> best = {}, places = {};
         bool is_first = true;
@@ -102,8 +102,8 @@ template <class T>
 __device__ __forceinline__ void max_pool_backward(
     PoolShape shape, const T* __restrict__ argmax, const T* __restrict__ gradient,
     T* __restrict__ input_gradient) {
-    uint64 alignment = (uint64)argmax | (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
-    over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
+    uint64 alignment = (uint64)argmax | (uint64)gradient | (uint64)input_gradient | sizeof(T) * shape.channels;
+    over_values<16 / sizeof(T)>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
         constexpr uint32 each = count.value;
         Several<float, each> sums = {};
         over_windows(shape, at, [&](uint32 place, uint64 from) {
@@ -121,8 +121,8 @@ __device__ __forceinline__ void max_pool_backward(
 template <class T>
 __device__ __forceinline__ void average_pool_forward(
     PoolShape shape, const T* __restrict__ input, T* __restrict__ output) {
-    uint64 alignment = (uint64)input | (uint64)output | 4 * shape.channels;
-    over_values<4>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
+    uint64 alignment = (uint64)input | (uint64)output | sizeof(T) * shape.channels;
+    over_values<16 / sizeof(T)>(num_outputs(shape), alignment, [&](uint64 at, auto count) {
         constexpr uint32 each = count.value;
         double sums[each] = {};
         over_window(shape, at, [&](uint32, uint64 from) {
@@ -142,8 +142,8 @@ __device__ __forceinline__ void average_pool_forward(
 template <class T>
 __device__ __forceinline__ void average_pool_backward(
     PoolShape shape, const T* __restrict__ gradient, T* __restrict__ input_gradient) {
-    uint64 alignment = (uint64)gradient | (uint64)input_gradient | 4 * shape.channels;
-    over_values<4>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
+    uint64 alignment = (uint64)gradient | (uint64)input_gradient | sizeof(T) * shape.channels;
+    over_values<16 / sizeof(T)>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
         constexpr uint32 each = count.value;
         uint32 window_len = shape.window_height * shape.window_width;
         Several<float, each> sums = {};

@@ -12,14 +12,12 @@ use std::ffi::c_void;
 use std::rc::Rc;
 
 use cudarc::cublaslt::result::{self, CublasError};
-use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t, cublasLtEpilogue_t, cublasLtMatmulDescAttributes_t as DescAttribute,
-    cublasLtMatmulPreferenceAttributes_t as PreferenceAttribute, cudaDataType_t,
-};
+use cudarc::cublaslt::sys::{self, cublasLtEpilogue_t};
 
+use super::described::{AlgorithmPreference, CublasResult, Described};
 use super::format::{Format, Precision};
 use super::memory::DeviceMemory;
-use super::product::{Epilogue, Operand, Product, ProductKey, decode};
+use super::product::{Product, ProductKey, decode};
 use super::streams::Streams;
 use crate::device::ProductTable;
 use crate::{Error, Result};
@@ -35,28 +33,6 @@ const NOTHING_FOUND: sys::cublasLtMatmulHeuristicResult_t = sys::cublasLtMatmulH
     wavesCount: 0.0,
     reserved: [0; 4],
 };
-
-/// The result of a call of cuBLASLt.
-pub(super) type CublasResult<T> = std::result::Result<T, CublasError>;
-
-/// cuBLASLt's descriptions of a product and of its matrices.
-pub(super) struct Described {
-    desc: sys::cublasLtMatmulDesc_t,
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
-}
-
-impl Drop for Described {
-    fn drop(&mut self) {
-        // SAFETY: each object was created by `describe` and is destroyed once, here. Errors cannot be
-        // returned from `drop`.
-        unsafe {
-            let _ = result::destroy_matmul_desc(self.desc);
-            for layout in self.layouts {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-        }
-    }
-}
 
 /// Descriptions and algorithm of a product.
 pub(super) struct ProductPlan {
@@ -139,14 +115,14 @@ impl CublasLt {
         let (one, beta) = (1.0_f32, if product.accumulate { 1.0_f32 } else { 0.0 });
         let scalar = |value: &f32| std::ptr::from_ref(value).cast::<c_void>();
         let device = |pointer: u64| pointer as *mut c_void;
-        let Described { desc, layouts: [left, right, output] } = *described;
+        let (desc, [left, right, output]) = described.handles();
         streams.count(|counters| counters.launches += 1);
+        described.set_pointers(product.epilogue)?;
         // SAFETY: the descriptions are of matrices like these, whose memory the callers have
         // checked to be long enough; the algorithm is cuBLASLt's own, or one that it has accepted;
         // freeing device memory waits for all work of the device. The address of the bias is read when
         // the product is started.
         unsafe {
-            set_pointers(product.epilogue, desc)?;
             result::matmul(
                 self.handle,
                 desc,
@@ -169,7 +145,7 @@ impl CublasLt {
     }
 
     fn plan(&self, product: &Product, key: &ProductKey) -> CublasResult<ProductPlan> {
-        let described = self.describe(product, key)?;
+        let described = Described::new(product, key, self.precision)?;
         if let Some(algorithm) = self.tuned_algorithm(&described, key) {
             return Ok(ProductPlan { described, algorithm, is_tuned: true });
         }
@@ -187,95 +163,32 @@ impl CublasLt {
         self.accepts(described, &algorithm).then_some(algorithm)
     }
 
-    fn describe(&self, product: &Product, key: &ProductKey) -> CublasResult<Described> {
-        let [m, n, k] = product.size;
-        let compute = match self.precision {
-            Precision::Tf32 => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
-            Precision::F32 | Precision::Bf16 => cublasComputeType_t::CUBLAS_COMPUTE_32F,
-        };
-        let layout = |format, rows: usize, columns: usize| {
-            result::create_matrix_layout(data_type(format), rows as u64, columns as u64, rows as i64)
-        };
-        let operand = |operand: &Operand, rows, columns| {
-            if operand.transposed {
-                layout(operand.format, columns, rows)
-            } else {
-                layout(operand.format, rows, columns)
-            }
-        };
-        let layouts = [
-            operand(&product.left, m, k)?,
-            operand(&product.right, k, n)?,
-            layout(product.output.format, m, n)?,
-        ];
-        let desc = result::create_matmul_desc(compute, cudaDataType_t::CUDA_R_32F)?;
-        let described = Described { desc, layouts };
-        let transposition = |transposed: bool| i32::from(transposed);
-        // SAFETY: the description was created above; each attribute is set to a value of its type.
-        unsafe {
-            set_desc(
-                desc,
-                DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA,
-                &transposition(product.left.transposed),
-            )?;
-            set_desc(
-                desc,
-                DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB,
-                &transposition(product.right.transposed),
-            )?;
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &key.epilogue)?;
-            set_pointers(product.epilogue, desc)?;
-            if product.epilogue.auxiliary() != 0 {
-                set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(m as i64))?;
-            }
-        }
-        Ok(described)
-    }
-
     /// Returns up to `MOST` algorithms for a product, the one first that cuBLASLt expects to be the fastest.
     pub(super) fn algorithms<const MOST: usize>(
         &self,
         described: &Described,
         key: &ProductKey,
     ) -> CublasResult<Vec<sys::cublasLtMatmulAlgo_t>> {
-        let [left, right, output, _] = key.alignments;
-        let Described { desc, layouts: [a, b, c] } = *described;
-        let preference = result::create_matmul_pref()?;
+        let (desc, [a, b, c]) = described.handles();
+        let preference = AlgorithmPreference::new(key, WORKSPACE_BYTES)?;
         let mut found = [NOTHING_FOUND; MOST];
         let mut num_found = 0;
-        let workspace = WORKSPACE_BYTES as u64;
-        // SAFETY: all descriptions exist; each attribute is set to a value of its type; there is room for as
-        // many algorithms as are asked for.
+        // SAFETY: all descriptions exist; there is room for as many algorithms as are asked for.
         let outcome = unsafe {
-            set_preference(
-                preference,
-                PreferenceAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                &workspace,
-            )?;
-            for (attribute, alignment) in [
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, left),
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, right),
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, output),
-                (PreferenceAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, output),
-            ] {
-                set_preference(preference, attribute, &alignment)?;
-            }
             let (found, num_found) = (found.as_mut_ptr(), &raw mut num_found);
             let most = MOST as i32;
-            let outcome = sys::cublasLtMatmulAlgoGetHeuristic(
+            sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 desc,
                 a,
                 b,
                 c,
                 c,
-                preference,
+                preference.handle(),
                 most,
                 found,
                 num_found,
-            );
-            result::destroy_matmul_pref(preference)?;
-            outcome
+            )
         };
         outcome.result()?;
         let usable = found.iter().take(num_found.max(0) as usize);
@@ -291,7 +204,7 @@ impl CublasLt {
 
     /// Returns true if an algorithm can form a product.
     pub(super) fn accepts(&self, described: &Described, algorithm: &sys::cublasLtMatmulAlgo_t) -> bool {
-        let Described { desc, layouts: [a, b, c] } = *described;
+        let (desc, [a, b, c]) = described.handles();
         let mut found = NOTHING_FOUND;
         // SAFETY: all descriptions exist, and there is room for the result. The algorithm may be any bits:
         // cuBLASLt has this function to check those that a program has put together.
@@ -306,13 +219,6 @@ impl Drop for CublasLt {
         // SAFETY: the handle was created by `new` and is destroyed once, here. An error cannot be returned
         // from `drop`.
         let _ = unsafe { result::destroy_handle(self.handle) };
-    }
-}
-
-fn data_type(format: Format) -> cudaDataType_t {
-    match format {
-        Format::F32 => cudaDataType_t::CUDA_R_32F,
-        Format::Bf16 => cudaDataType_t::CUDA_R_16BF,
     }
 }
 
@@ -334,51 +240,4 @@ fn fail(streams: &Streams, product: &Product, why: &str) {
 
 fn failed(doing: &str, error: CublasError) -> Error {
     Error::failed(doing, format!("cuBLASLt says {error}"))
-}
-
-/// Sets the addresses of the arrays that an epilogue reads or saves.
-///
-/// # Safety
-/// `desc` has been created and not destroyed.
-unsafe fn set_pointers(epilogue: Epilogue, desc: sys::cublasLtMatmulDesc_t) -> CublasResult<()> {
-    let pointers = [
-        (DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, epilogue.bias),
-        (DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, epilogue.auxiliary()),
-    ];
-    pointers.iter().filter(|(_, pointer)| *pointer != 0).try_for_each(|(attribute, pointer)| {
-        // SAFETY: this function's caller guarantees that `desc` exists; both attributes are
-        // pointers.
-        unsafe { set_desc(desc, *attribute, pointer) }
-    })
-}
-
-/// # Safety
-/// `desc` exists, and the attribute is of type `T`.
-unsafe fn set_desc<T>(
-    desc: sys::cublasLtMatmulDesc_t,
-    attribute: DescAttribute,
-    value: &T,
-) -> CublasResult<()> {
-    // SAFETY: this function's caller guarantees the description and the type; the value is copied.
-    unsafe {
-        result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>())
-    }
-}
-
-/// # Safety
-/// `preference` exists, and the attribute is of type `T`.
-unsafe fn set_preference<T>(
-    preference: sys::cublasLtMatmulPreference_t,
-    attribute: PreferenceAttribute,
-    value: &T,
-) -> CublasResult<()> {
-    // SAFETY: this function's caller guarantees the preference and the type; the value is copied.
-    unsafe {
-        result::set_matmul_pref_attribute(
-            preference,
-            attribute,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>(),
-        )
-    }
 }

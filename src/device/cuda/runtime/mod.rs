@@ -11,6 +11,7 @@
 pub(crate) mod buffer;
 pub(crate) mod compile;
 pub(crate) mod cublaslt;
+mod described;
 pub(crate) mod format;
 pub(crate) mod gpu;
 pub(crate) mod graph;

@@ -2,13 +2,17 @@
 //! to be.
 //!
 //! A product is measured on memory of its own, as a recorded graph of many of it, because the host takes
-//! longer to start a small product than the device to form it. Memory has the alignment of the product's.
+//! longer to start a small product than the device to form it. Memory has the alignment of the product's, and
+//! the operands are random: of zeros a device forms products with less power, and so at a higher clock rate.
 
 use std::rc::Rc;
 use std::time::Instant;
 
 use cudarc::cublaslt::sys::cublasLtEpilogue_t as Kind;
+use cudarc::driver::result;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng as _, SeedableRng as _};
 
 use super::cublaslt::CublasLt;
 use super::format::Format;
@@ -21,6 +25,9 @@ use crate::{Error, Result};
 
 /// The most algorithms of a product that are measured.
 const MOST_ALGORITHMS: usize = 16;
+
+/// The most random numbers of an operand; they are repeated in a longer one.
+const MOST_NUMBERS: usize = 1 << 20;
 
 /// Times that each algorithm is measured; the shortest time counts.
 const ROUNDS: usize = 3;
@@ -87,13 +94,14 @@ impl ScratchMatrices {
     fn new(streams: &Rc<Streams>, key: &ProductKey) -> Result<ScratchMatrices> {
         let [m, n, k] = key.size;
         // room for the shift to an alignment
+        let filled = |len: usize, format| random(streams, len + 16, format);
         let zeroed = |len: usize, format| DeviceMemory::zeroed(streams, len + 16, format);
         let [left, right, output] = key.formats;
         let saved = if saves(key.epilogue) { m * n } else { 0 };
         Ok(ScratchMatrices {
             matrices: [
-                zeroed(m * k, left)?,
-                zeroed(k * n, right)?,
+                filled(m * k, left)?,
+                filled(k * n, right)?,
                 zeroed(m * n, output)?,
                 zeroed(saved, Format::F32)?,
                 zeroed(m, Format::F32)?,
@@ -129,6 +137,29 @@ impl ScratchMatrices {
             epilogue: Epilogue { bias: if has_bias { bias } else { 0 }, function },
         }
     }
+}
+
+/// Allocates memory for `len` values, and fills it with random numbers from −1 to 1.
+fn random(streams: &Rc<Streams>, len: usize, format: Format) -> Result<DeviceMemory> {
+    let memory = DeviceMemory::new(streams, len, format)?;
+    let mut generator = ChaCha8Rng::seed_from_u64(0);
+    let mut number = || (generator.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0;
+    let mut filled = len.min(MOST_NUMBERS);
+    // a value in bf16 is the upper half of one in f32
+    let bytes: Vec<u8> =
+        (0..filled).flat_map(|_| number().to_le_bytes().into_iter().skip(4 - format.bytes())).collect();
+    // SAFETY: the memory has at least as many bytes, and the host's are kept until they have been copied.
+    let outcome = unsafe { result::memcpy_htod_async(memory.pointer(), &bytes, streams.compute.cu_stream()) };
+    streams.note("filling a matrix", outcome);
+    while filled < len {
+        let more = filled.min(len - filled);
+        let into = memory.pointer() + (filled * format.bytes()) as u64;
+        // SAFETY: the memory has `len` values, of which as many as are copied are filled.
+        unsafe { streams.copy(memory.pointer(), into, more * format.bytes()) };
+        filled += more;
+    }
+    streams.synchronise();
+    Ok(memory)
 }
 
 /// Returns true if an epilogue saves an array.
