@@ -150,7 +150,8 @@ pub fn predict<D: Device>(
         }
         if last_line.elapsed() > BETWEEN_LINES {
             last_line = Instant::now();
-            log::info!("{} % of {} samples predicted", 100 * round / sets.pieces.len(), sets.num_samples);
+            let (percent, num_samples) = (100 * sets.pieces[round].2 / sets.num_samples, sets.num_samples);
+            log::info!("{percent} % of {num_samples} samples predicted");
         }
         for rank in 0..all.size() {
             let Some((_, samples, first)) = sets.pieces.get(round + rank) else { break };

@@ -50,8 +50,8 @@ pub(super) struct Journal {
     /// of steps.
     step_times: Histogram<u64>,
     num_samples: usize,
-    /// The samples and the time of the steps since the last line of the log.
-    since_line: (usize, Duration),
+    /// The number of samples, and the seconds of steps, at the last line of the log.
+    last_line: (usize, f64),
     last_loss: Option<f64>,
 }
 
@@ -77,7 +77,7 @@ impl Journal {
             length,
             step_times: step_times()?,
             num_samples: 0,
-            since_line: (0, Duration::ZERO),
+            last_line: (0, 0.0),
             last_loss: loss,
         })
     }
@@ -88,8 +88,6 @@ impl Journal {
         let epoch = self.length.epoch(step);
         self.step_times.saturating_record(nanoseconds(outcome.elapsed));
         self.num_samples += outcome.num_samples;
-        self.since_line.0 += outcome.num_samples;
-        self.since_line.1 += outcome.elapsed;
         if let Some(metrics) = &mut self.metrics {
             let step_ms = outcome.elapsed.as_secs_f64() * 1e3;
             metrics.write(&MetricsRow { step, epoch, loss, accuracy, gradient_norm, learning_rate, step_ms });
@@ -103,10 +101,11 @@ impl Journal {
         self.last_loss
     }
 
-    /// Returns the samples per second of the steps since this was asked before.
-    pub(super) fn rate_since_line(&mut self) -> f64 {
-        let (num_samples, time) = mem::take(&mut self.since_line);
-        num_samples as f64 / time.as_secs_f64()
+    /// Returns the samples per second since the last line of the log; `seconds` is the time of all steps,
+    /// with the waits for samples.
+    pub(super) fn rate_since_line(&mut self, seconds: f64) -> f64 {
+        let (samples_before, seconds_before) = mem::replace(&mut self.last_line, (self.num_samples, seconds));
+        (self.num_samples - samples_before) as f64 / (seconds - seconds_before).max(1e-9)
     }
 
     /// Ends the record, with its progress bar and its file, and sums it up.

@@ -171,7 +171,7 @@ impl<'a, D: Device> Training<'a, D> {
                 paced = Some(Instant::now());
             }
             let start = Instant::now();
-            let requests = self.step()?;
+            let requests = self.step(start)?;
             self.seconds += start.elapsed().as_secs_f64();
             let len = self.samples.train.sampler().batch_len(self.done - 1);
             if let Some(tuning) = self.tuning.as_mut().filter(|tuning| tuning.is_due(len)) {
@@ -197,8 +197,9 @@ impl<'a, D: Device> Training<'a, D> {
     }
 
     /// Takes one step and everything that is due after it, and returns the requests of the ranks.
-    /// On an asynchronous device the step stays open, unless its outcome is wanted. Collective.
-    fn step(&mut self) -> Result<RunRequests> {
+    /// The step begins at `start`; on an asynchronous device it stays open, unless its outcome is wanted.
+    /// Collective.
+    fn step(&mut self, start: Instant) -> Result<RunRequests> {
         let (options, step) = (self.run.options, self.done);
         self.done += 1;
         let done = self.done;
@@ -238,7 +239,7 @@ impl<'a, D: Device> Training<'a, D> {
         requests = requests.and(outcome.requests);
         self.journal.record(&outcome);
         if due(done, options.log_every) {
-            let rate = self.journal.rate_since_line();
+            let rate = self.journal.rate_since_line(self.seconds + start.elapsed().as_secs_f64());
             let (epoch, words) = (self.length.epoch(done), job::words(outcome.loss, outcome.accuracy));
             log::info!("epoch {epoch:.2}  {words}  {rate:.0} samples/s");
         }

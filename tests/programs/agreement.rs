@@ -212,6 +212,19 @@ fn data_are_compared_by_what_is_in_them() {
 }
 
 #[test]
+fn kinds_of_data_are_compared() {
+    let (directory, path) = directory();
+    data::table_of(&directory.path().join("table.h5"), 60);
+    let arguments = "--threads 1 --model mlp --steps 3 --data";
+    for (first, other) in [(format!("{path}/table.h5"), "digits"), ("digits".to_owned(), "missing.h5")] {
+        let job = mpiexec(2, program("sync_sgd")).args(format!("{arguments} {first}").split(' '));
+        let job = job.and(1, program("sync_sgd")).args(format!("{arguments} {other}").split(' '));
+        let done = job.without_grace().limit(SOON).run().expect(2);
+        assert!(done.stderr.contains("rank 2"), "{}", done.describe());
+    }
+}
+
+#[test]
 fn networks_are_compared_by_what_is_in_them() {
     let (directory, path) = directory();
     // the third rank is on a node with another file of this name

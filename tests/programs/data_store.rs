@@ -107,10 +107,14 @@ fn a_run_resumes_in_the_middle_of_an_epoch() {
         let directory = folder.path().join(first);
         let common = format!("{constant} {window} --checkpoint-dir {}", directory.display());
         run(2, &path, &format!("--steps 20 --data-store {first} {common}")).expect(0);
-        let resumed = run(3, &path, &format!("--steps 50 --data-store {then} {common}")).expect(0);
-        assert_eq!(resumed.digest(), whole, "{}", resumed.describe());
-        let slow = resumed.stderr.contains("reads each by itself");
-        assert_eq!(slow, first == "on", "{}", resumed.describe());
+        let file = directory.join("step-00000020.h5");
+        for from in [format!("auto {common}"), format!("{} {constant} {window}", file.display())] {
+            let again = format!("--steps 50 --data-store {then} --resume {from}");
+            let resumed = run(3, &path, &again).expect(0);
+            assert_eq!(resumed.digest(), whole, "{}", resumed.describe());
+            let slow = resumed.stderr.contains("each is read by itself");
+            assert_eq!(slow, first == "on", "{}", resumed.describe());
+        }
     }
     // a file that was written again is looked through again
     write(&path, 0, 1500);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::support::{Done, Job, data, kill, mpiexec, rank_processes, say_skipped};
+use crate::support::{Done, Job, data, directory, kill, mpiexec, rank_processes, say_skipped};
 use serde_json::Value;
 
 fn sync_sgd(ranks: usize, arguments: &str) -> Job {
@@ -50,10 +50,16 @@ fn pi_from_one_term_a_rank_and_from_a_billion() {
 
 #[test]
 fn every_rank_finalizes_mpi() {
-    let pi = || mpiexec(3, env!("CARGO_BIN_EXE_pi")).args(["--terms", "ranks"]).must_finalize();
-    // several tries, because a launcher that gets no core for two seconds fails a job that is in order
-    let mut tries = (0..3).map(|_| pi().run());
-    assert!(tries.any(|done| done.code == Some(0)), "{}", pi().run().describe());
+    let (_directory, path) = directory();
+    let training = format!("--threads 1 --steps 1 --eval-every 0 --checkpoint-dir {path}");
+    for (program, arguments) in
+        [(env!("CARGO_BIN_EXE_pi"), "--terms ranks"), (env!("CARGO_BIN_EXE_sync_sgd"), &training)]
+    {
+        let job = || mpiexec(3, program).args(arguments.split(' ')).must_finalize();
+        // several tries, because a launcher that gets no core for two seconds fails a job that is in order
+        let mut tries = (0..3).map(|_| job().run());
+        assert!(tries.any(|done| done.code == Some(0)), "{}", job().run().describe());
+    }
 }
 
 #[test]

@@ -153,9 +153,11 @@ fn running() -> MutexGuard<'static, usize> {
     RUNNING.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// Lets a job end in order although its launcher has not confirmed the `MPI_Finalize` of a rank.
 const MAY_EXIT_UNCONFIRMED: &str = "OMPI_MCA_orte_allowed_exit_without_sync";
 
-/// Variables that allow more ranks than cores, let waiting ranks yield, and pin no rank.
+/// Variables that allow more ranks than cores, let waiting ranks yield, pin no rank, and bear with a launcher
+/// that is busy.
 pub const SETTINGS: [(&str, &str); 9] = [
     ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
     ("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe"),

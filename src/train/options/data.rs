@@ -108,10 +108,9 @@ impl DataOptions {
         self.source.text(tokens, self.context, self.stride.unwrap_or(self.context), SamplePart::Train)
     }
 
-    /// Returns true if the order of the training samples, which are those of `source`, depends on the memory
-    /// of the nodes.
-    pub(in crate::train) fn order_follows_memory(&self, source: &str) -> bool {
-        self.shuffle == Shuffle::On && SourceKind::of(source).for_file.is_none()
+    /// Returns true if `source` is an HDF5 file with inputs, or several. Not collective.
+    pub(in crate::train) fn is_of_file(source: &str) -> bool {
+        SourceKind::of(source).for_file.is_none()
     }
 
     /// Checks the ranges of these options. Not collective.

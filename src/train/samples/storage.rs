@@ -64,7 +64,8 @@ impl Storage {
             Shuffle::Blocks => Order::Blocks(block_order.clone()),
         };
         if shuffle != Shuffle::Blocks && options.given.has("shuffle-window") && world.is_root() {
-            log::warn!("--shuffle-window has no effect: all samples are kept in memory and mixed at once");
+            let why = if is_stored { "are kept in memory and mixed" } else { "of this run are mixed" };
+            log::warn!("--shuffle-window has no effect: all samples {why} at once");
         }
         if shuffle == Shuffle::Blocks {
             let in_block = block_order.blocks().largest();
@@ -80,7 +81,8 @@ impl Storage {
         if shuffle != Shuffle::Blocks {
             if world.is_root() && shuffle == Shuffle::Full {
                 log::warn!(
-                    "samples are not kept in memory, and --shuffle full reads each by itself, which is slow"
+                    "all samples are mixed at once but not kept in memory, so that each is read by itself, \
+                     which is slow; --data-store on, or more nodes, keep them in memory"
                 );
             }
             return Ok(Storage { data: Data { train: files.train.direct(), test }, order, shared_bytes: 0 });
