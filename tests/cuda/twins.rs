@@ -309,7 +309,7 @@ fn optimizers(cuda: &Cuda, tolerance: f32) {
 }
 
 fn moves(cuda: &Cuda, tolerance: f32) {
-    for (rows, columns) in [(1, 1), (5, 3), (16, 20), (33, 65), (24, 64)] {
+    for (rows, columns) in [(1, 1), (5, 3), (16, 20), (33, 65), (24, 64), (72, 136), (136, 72)] {
         let len = 3 * rows * columns;
         let arrays = [given(random(len, 1)), output(len)];
         compare("transposition", cuda, tolerance, &arrays, &TransposeEach { num_read: 1, rows, columns });

@@ -10,7 +10,8 @@ const USUAL_BYTES: usize = 1 << 20;
 /// The least and the most bytes that are believed.
 const BELIEVED_BYTES: [usize; 2] = [256 << 10, 4 << 20];
 
-/// Returns the bytes of the second cache of a core, of which nothing but speed depends.
+/// Returns the bytes of the second cache of a core, on which nothing but speed depends. Cores that share one
+/// count as having it alone.
 pub(super) fn second_cache_bytes() -> usize {
     static BYTES: LazyLock<usize> = LazyLock::new(|| {
         let found = read(Path::new("/sys/devices/system/cpu/cpu0/cache"));

@@ -17,7 +17,7 @@ kernel_table!(CopyKernels in "copy.cu" {
     gather_rows: KernelPair,
 });
 
-/// Rows and columns of the tiles of a transposition.
+/// The fewest rows and columns of the tiles of a transposition.
 const TILE: usize = 32;
 
 impl CopyOperations for Cuda {

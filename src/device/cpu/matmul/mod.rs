@@ -307,7 +307,8 @@ impl ThreadProduct<'_, '_> {
         let (m, n, k) = (left.rows, right.columns, left.columns);
         let strip_width = VECTORS * S::F32_LANES;
         let strip_bytes = strip_width * k.max(1) * size_of::<f32>();
-        let panel_bytes = second_cache_bytes() * PANEL_SHARE[0] / PANEL_SHARE[1];
+        let cache_bytes = if cfg!(test) { 256 << 10 } else { second_cache_bytes() };
+        let panel_bytes = cache_bytes * PANEL_SHARE[0] / PANEL_SHARE[1];
         let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
         let rows = packed.left.elements(if left.transposed { m.next_multiple_of(ROWS) * k } else { 0 });
         // tiles pack whole strips, if there is a whole strip of the right operand for the first of them

@@ -13,7 +13,7 @@ __device__ __forceinline__ void copy_rows(
 }
 
 // Moves tiles of `SIDE` × `SIDE` values through shared memory, N at a time. The row of a tile is
-// four bytes longer, so that the values of a column are in different banks.
+// four bytes longer, so that threads of a warp share a bank at most two at a time.
 template <uint32 SIDE, uint32 N, class T>
 __device__ __forceinline__ void transpose_tiles(
     uint64 len, uint32 rows, uint32 columns, const T* __restrict__ input, T* __restrict__ output) {

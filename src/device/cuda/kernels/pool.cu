@@ -102,7 +102,8 @@ template <class T>
 __device__ __forceinline__ void max_pool_backward(
     PoolShape shape, const T* __restrict__ argmax, const T* __restrict__ gradient,
     T* __restrict__ input_gradient) {
-    uint64 alignment = (uint64)argmax | (uint64)gradient | (uint64)input_gradient | sizeof(T) * shape.channels;
+    uint64 alignment =
+        (uint64)argmax | (uint64)gradient | (uint64)input_gradient | sizeof(T) * shape.channels;
     over_values<16 / sizeof(T)>(num_inputs(shape), alignment, [&](uint64 at, auto count) {
         constexpr uint32 each = count.value;
         Several<float, each> sums = {};

@@ -3,7 +3,7 @@
 //!
 //! A product is measured on memory of its own, as a recorded graph of many of it, because the host takes
 //! longer to start a small product than the device to form it. Memory has the alignment of the product's, and
-//! the operands are random: of zeros a device forms products with less power, and so at a higher clock rate.
+//! the operands are random: for products of zeros a device needs less power, so that its clock runs faster.
 
 use std::rc::Rc;
 use std::time::Instant;
