@@ -214,7 +214,16 @@ impl Chunks {
         }
         let (began, mut places) = (Instant::now(), vec![(0, 0); num_chunks]);
         for number in 0..num_chunks {
-            let found = dataset.chunk_info(number).filter(|_| began.elapsed() < LONGEST_SEARCH)?;
+            if began.elapsed() > LONGEST_SEARCH {
+                log::info!(
+                    "{} of {} has {num_chunks} chunks, too many to look for each: the HDF5 library reads \
+                     them, one after the other; larger chunks, or version 1.14 of the library, are faster",
+                    dataset.name(),
+                    dataset.filename()
+                );
+                return None;
+            }
+            let found = dataset.chunk_info(number)?;
             if found.filter_mask != 0 {
                 return None;
             }

@@ -1,29 +1,28 @@
 //! The samples that the options name, opened on all ranks.
 //!
 //! `source.rs` opens what `--data` and `--test-data` name; `storage.rs` chooses where the samples of
-//! files are kept, and reads them; `scan.rs` looks through all samples once for their classes and
-//! moments, and keeps what it finds for later starts. Programs that read each sample once, in order, need
-//! neither.
+//! files are kept, and reads them; `statistics.rs` finds means, deviations and a checksum, for which
+//! `scan.rs` looks through all samples once, and keeps what it finds for later starts. Programs that read
+//! each sample once, in order, need only the first.
 
 mod node_memory;
 mod progress;
 mod scan;
 mod source;
+mod statistics;
 mod storage;
 
 use std::time::Duration;
 
-use xxhash_rust::xxh3::Xxh3;
-
 use super::options::{SamplePart, Shuffle, Standardisation, TrainOptions};
 use crate::comm::{Communicator, Grid, Operation, World};
-use crate::dataset::{Batches, Data, Dataset, Order, Sampler, Standardise, Targets, WantedStatistics};
-use crate::nn::{Features, hash_values};
+use crate::dataset::{Batches, Data, Dataset, Order, Sampler, Standardise};
+use crate::nn::Features;
 use crate::trace::{self, Name};
 use crate::{Error, Result};
-use scan::{Scan, ScanRequest};
 use source::{FileRange, Files, Opened};
 pub use source::{SampleRequest, TargetsNeed};
+use statistics::SampleStatistics;
 use storage::Storage;
 
 /// The share of waiting for samples above which there is a warning.
@@ -31,9 +30,6 @@ const MOST_WAITING: f64 = 0.05;
 
 /// The seconds of training below which waiting is not worth a warning.
 const WORTH_WARNING: f64 = 1.0;
-
-/// The number of different values of `f32` that a deviation should span.
-const FEWEST_STEPS: f64 = 8.0;
 
 /// The samples of a training program.
 pub struct Samples {
@@ -47,9 +43,10 @@ pub struct Samples {
     pub shared_bytes: usize,
 }
 
-/// Opens the data that `options` name, on every rank, to be taken in the order of `shuffle`. The ranks share
-/// one pass over the samples, if one is needed: over the user's own files to reject NaN and infinity and to
-/// count the classes, for means and deviations, and for a checksum if there are checkpoints. Collective.
+/// Opens the data that `options` name, on every rank, to be taken in the order of `shuffle`. If needed, the
+/// ranks share one pass over the samples: to count the classes in the user's own files and to refuse test
+/// samples from them with NaN or infinity, for means and deviations, and for a checksum if there are
+/// checkpoints. Collective.
 ///
 /// # Errors
 /// The data is missing, damaged, or does not match the options: the same error on every rank.
@@ -74,46 +71,9 @@ pub fn open(
     let choose = |files| Storage::choose(world, grid, options, shuffle, files);
     let storage = files.as_ref().map(choose).transpose()?;
     let Storage { mut data, order, shared_bytes } = storage.unwrap_or_else(|| Storage::of(data, shuffle));
+    let statistics = SampleStatistics::find(all, options, files.as_ref(), &mut data, fingerprint)?;
+    let SampleStatistics { pairs, checksum } = statistics;
 
-    let preset = data.train.preset();
-    let mut pairs = preset.as_ref().map(|pairs| pairs.iter().map(|pair| pair.map(f64::from)).collect());
-    let by_features = options.data.standardise == Standardisation::Features;
-    let needs_checksum = options.checkpoints.are_wanted();
-    // seed, shape and number identify synthetic samples
-    let is_synthetic = options.source() == "synthetic";
-    let known = match data.train.tokeniser() {
-        // a hash of all tokens
-        Some(_) => Some(format!("{fingerprint:032x}")),
-        None => is_synthetic.then(|| "synthetic".to_owned()),
-    };
-    let needs_scan = needs_checksum && known.is_none();
-    let mut checksum = known.filter(|_| needs_checksum);
-    if files.is_some() || by_features || needs_scan {
-        // what the pass does not read is looked at when it is read for the first time
-        let wanted = WantedStatistics { moments: by_features, checksum: needs_scan, finite: false };
-        let request = ScanRequest::new(options, files.as_ref(), wanted);
-        let Scan { largest_label, checksum: found, pairs: own_pairs } = request.run(all, &mut data)?;
-        if let (Some(files), Targets::Classes(_)) = (&files, data.train.targets()) {
-            let classes = all.agree(scan::count_classes(largest_label, options))?;
-            files.set_classes(classes);
-        }
-        pairs = if by_features { own_pairs } else { pairs };
-        if let (true, Some(pairs), true) = (by_features, &pairs, world.is_root()) {
-            warn_of_coarse(pairs);
-        }
-        checksum = needs_checksum.then(|| format!("{:012x}{:012x}", found[0], found[1]));
-    }
-    if options.data.standardise == Standardisation::None {
-        pairs = None;
-    }
-    if let (Some(checksum), Some(preset), Standardisation::Preset) =
-        (&mut checksum, &preset, options.data.standardise)
-    {
-        // samples on another scale count as other data
-        let mut hash = Xxh3::new();
-        hash_values(&mut hash, preset.as_flattened());
-        *checksum += &format!("{:016x}", hash.digest());
-    }
     let batches = |dataset: Box<dyn Dataset>, batch_size, order| {
         let sampler = Sampler::new(dataset.num_samples(), batch_size, order, options.seed);
         Batches::new(dataset, sampler, pairs.as_deref().map(Standardise::new))
@@ -123,29 +83,6 @@ pub fn open(
         batches(test, all_of_it, Order::Sequential)
     });
     Ok(Samples { train: batches(data.train, options.batch_size, order), test, checksum, shared_bytes })
-}
-
-/// Warns if values of a feature were rounded to `f32` so coarsely that little is left to learn from; `pairs`
-/// has means and deviations, of 1 where values never change.
-fn warn_of_coarse(pairs: &[[f64; 2]]) {
-    let step = |mean: f64| {
-        let mean = mean.abs() as f32;
-        f64::from(mean.next_up() - mean)
-    };
-    let is_coarse = |[mean, deviation]: &[f64; 2]| *deviation < FEWEST_STEPS * step(*mean);
-    if let Some(at) = pairs.iter().position(is_coarse) {
-        let [mean, deviation] = pairs[at];
-        let spread = match deviation {
-            1.0 => "in all samples".to_owned(),
-            deviation => format!("with a deviation of {deviation:.1e}"),
-        };
-        log::warn!(
-            "inputs are rounded to float32 before they are standardised: feature or channel {at} (counted \
-             from 0) is {mean:.3e} {spread}, but numbers are {:.1e} apart there; subtract an offset when the \
-             file is written, or leave the feature out if it never changes",
-            step(mean)
-        );
-    }
 }
 
 /// Returns the samples that training with `options` needs.

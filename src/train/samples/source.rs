@@ -75,6 +75,11 @@ impl FileRange {
 }
 
 impl Files {
+    /// Returns the samples, read from the files directly.
+    pub(super) fn direct(&self) -> Data {
+        Data { train: self.train.direct(), test: self.test.as_ref().map(FileRange::direct) }
+    }
+
     /// Returns the ranges, that for training first.
     pub(super) fn ranges(&self) -> impl Iterator<Item = &FileRange> {
         std::iter::once(&self.train).chain(&self.test)
@@ -191,7 +196,7 @@ fn hdf5(paths: &[PathBuf], request: &SampleRequest<'_>) -> Result<Opened> {
         None => (num_test > 0).then(|| FileRange { files: Rc::clone(&files), range: num_train..num_samples }),
     };
     let files = Files { train: FileRange { files, range: 0..num_train }, test };
-    let data = Data { train: files.train.direct(), test: files.test.as_ref().map(FileRange::direct) };
+    let data = files.direct();
     Ok(Opened { data, kind: "files", files: Some(files) })
 }
 

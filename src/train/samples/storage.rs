@@ -55,56 +55,82 @@ impl Storage {
             Shuffle::On => Shuffle::Blocks,
             chosen => chosen,
         };
-        let blocks = files.train.direct().blocks();
-        let window = options.data.shuffle_window.min(blocks.num_blocks());
-        let block_order = BlockOrder::new(blocks, window, options.seed);
-        let order = match shuffle {
-            Shuffle::On | Shuffle::Full => Order::Shuffled,
-            Shuffle::Off => Order::Sequential,
-            Shuffle::Blocks => Order::Blocks(block_order.clone()),
+        let order = order_of(shuffle, options, files);
+        if world.is_root() {
+            log_order(&order, is_stored, options.given.has("shuffle-window"));
+        }
+        let (data, bytes) = match &order {
+            _ if is_stored => (load_all(&ranks, files, bytes, memory)?, bytes),
+            Order::Blocks(blocks) => read_ahead(world, &ranks, options, files, blocks, memory)?,
+            Order::Shuffled | Order::Sequential => (files.direct(), 0),
         };
-        if shuffle != Shuffle::Blocks && options.given.has("shuffle-window") && world.is_root() {
-            let why = if is_stored { "are kept in memory and mixed" } else { "of this run are mixed" };
-            log::warn!("--shuffle-window has no effect: all samples {why} at once");
-        }
-        if shuffle == Shuffle::Blocks {
-            let in_block = block_order.blocks().largest();
-            log::info!("samples are mixed within windows of {window} blocks of at most {in_block} samples");
-        }
         // a rank that is alone on its node keeps them in memory of its own, which is counted with the rest
         let shares = world.local_rank() == 0 && world.num_local_ranks() > 1;
-        if is_stored {
-            let data = load_all(&ranks, files, bytes, memory)?;
-            return Ok(Storage { data, order, shared_bytes: if shares { bytes } else { 0 } });
-        }
-        let test = files.test.as_ref().map(FileRange::direct);
-        if shuffle != Shuffle::Blocks {
-            if world.is_root() && shuffle == Shuffle::Full {
-                log::warn!(
-                    "all samples are mixed at once but not kept in memory, so that each is read by itself, \
-                     which is slow; --data-store on, or more nodes, keep them in memory"
-                );
-            }
-            return Ok(Storage { data: Data { train: files.train.direct(), test }, order, shared_bytes: 0 });
-        }
-        let FileRange { files: train, range } = &files.train;
-        let batch_size = options.batch_size.min(range.len());
-        let bytes = window_bytes(&block_order, &train.borrow(), batch_size, world.num_nodes());
-        memory.check_windows(window, bytes)?;
-        log::info!(
-            "reading samples ahead: {:.1} MB on a node; all samples take {:.1} MB, of {:.1} \
-             MB free",
-            megabytes(bytes),
-            megabytes(memory.all_samples),
-            megabytes(memory.room)
-        );
-        // a node may read all blocks, and a file may hold more than the samples
-        let most_read = memory.all_samples.saturating_mul(world.num_nodes()) as u64;
-        let is_cached = train.borrow().file_bytes().min(most_read) < memory.free.saturating_sub(bytes) as u64;
-        let train = WindowSet::open(&ranks, train, range.clone(), block_order, batch_size, is_cached)?;
-        let shared_bytes = if shares { bytes } else { 0 };
-        Ok(Storage { data: Data { train: Box::new(train), test }, order, shared_bytes })
+        Ok(Storage { data, order, shared_bytes: if shares { bytes } else { 0 } })
     }
+}
+
+/// Returns the order of the samples of `files` that `shuffle` stands for.
+fn order_of(shuffle: Shuffle, options: &TrainOptions, files: &Files) -> Order {
+    match shuffle {
+        Shuffle::On | Shuffle::Full => Order::Shuffled,
+        Shuffle::Off => Order::Sequential,
+        Shuffle::Blocks => {
+            let blocks = files.train.direct().blocks();
+            let window = options.data.shuffle_window.min(blocks.num_blocks());
+            Order::Blocks(BlockOrder::new(blocks, window, options.seed))
+        }
+    }
+}
+
+/// Logs what follows from the order of samples that are in memory if `is_stored`; `has_window` says that
+/// --shuffle-window is given.
+fn log_order(order: &Order, is_stored: bool, has_window: bool) {
+    if let Order::Blocks(blocks) = order {
+        let (window, in_block) = (blocks.window(), blocks.blocks().largest());
+        log::info!("samples are mixed within windows of {window} blocks of at most {in_block} samples");
+        return;
+    }
+    if has_window {
+        let why = if is_stored { "are kept in memory and mixed" } else { "of this run are mixed" };
+        log::warn!("--shuffle-window has no effect: all samples {why} at once");
+    }
+    if *order == Order::Shuffled && !is_stored {
+        log::warn!(
+            "all samples are mixed at once but not kept in memory, so that each is read by itself, which is \
+             slow; --data-store on, or more nodes, keep them in memory"
+        );
+    }
+}
+
+/// Reads the training samples of `files` ahead, in the order of `blocks`; returns the samples, and the bytes
+/// that they take on a node. Collective.
+///
+/// # Errors
+/// A node has not enough memory, or a file cannot be read: the same error on every rank.
+fn read_ahead(
+    world: &World,
+    ranks: &StoreRanks,
+    options: &TrainOptions,
+    files: &Files,
+    blocks: &BlockOrder,
+    memory: NodeMemory,
+) -> Result<(Data, usize)> {
+    let FileRange { files: train, range } = &files.train;
+    let batch_size = options.batch_size.min(range.len());
+    let bytes = window_bytes(blocks, &train.borrow(), batch_size, world.num_nodes());
+    memory.check_windows(blocks.window(), bytes)?;
+    log::info!(
+        "reading samples ahead: {:.1} MB on a node; all samples take {:.1} MB, of {:.1} MB free",
+        megabytes(bytes),
+        megabytes(memory.all_samples),
+        megabytes(memory.room)
+    );
+    // a node may read all blocks, and a file may hold more than the samples
+    let most_read = memory.all_samples.saturating_mul(world.num_nodes()) as u64;
+    let is_cached = train.borrow().file_bytes().min(most_read) < memory.free.saturating_sub(bytes) as u64;
+    let train = WindowSet::open(ranks, train, range.clone(), blocks.clone(), batch_size, is_cached)?;
+    Ok((Data { train: Box::new(train), ..files.direct() }, bytes))
 }
 
 /// Reads all samples of `files` into memory, where they take `bytes` on this rank's node. Collective.
