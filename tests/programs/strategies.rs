@@ -51,6 +51,19 @@ fn a_pipeline_ends_with_the_bits_of_one_rank() {
 }
 
 #[test]
+fn the_stages_that_are_logged_can_be_given() {
+    let arguments =
+        "--threads 1 --model gpt --layers 3 --heads 1 --width 8 --context 8 --steps 1 --eval-every 0";
+    let stages = |more: &str| {
+        let done = job("pipeline", 2, &format!("{arguments} {more}")).run().expect(0);
+        let logged = done.stderr.lines().find_map(|line| line.split_once("layers of the stages: "));
+        logged.expect("the stages are logged").1.replace(' ', "")
+    };
+    let balanced = stages("");
+    assert_eq!(stages(&format!("--stages {balanced}")), balanced);
+}
+
+#[test]
 fn a_pipeline_has_the_bits_of_one_rank_for_any_micro_batches_and_threads() {
     for model in [
         "--model deep-mlp --width 70 --layers 4 --data synthetic --synthetic-samples 300 \

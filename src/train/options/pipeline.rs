@@ -1,5 +1,6 @@
 //! The options of pipelines: the schedule, and the layers of each stage.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -63,8 +64,8 @@ pub struct PipelineOptions {
     #[arg(long, value_name = "NAME|FILE", default_value = "1f1b")]
     pub schedule: ScheduleChoice,
 
-    /// Layers in each stage, such as 3,2,3, counted as --show-network lists them; a residual counts as one
-    /// [default: equal costs of the stages]
+    /// Numbers of layers of the stages, such as 3,2,3: the layers that --show-network numbers, except that
+    /// those of a residual count as one together [default: equal costs of the stages]
     #[arg(long, value_name = "SIZES", value_parser = parse_stages)]
     pub stages: Option<SizeList>,
 
@@ -228,7 +229,10 @@ impl PipelineOptions {
         }
         let plan = ParallelPlan { expected_bubble: Some(report.bubble), ..plan };
         log::info!("{}", plan.schedule.headline(&self.name(), &report));
-        let sizes: Vec<String> = plan.layers.iter().map(|layers| layers.len().to_string()).collect();
+        // as --stages counts them
+        let runs = model.runs();
+        let size = |layers: &Range<usize>| runs.iter().filter(|run| layers.contains(&run.start)).count();
+        let sizes: Vec<String> = plan.layers.iter().map(|layers| size(layers).to_string()).collect();
         log::info!("layers of the stages: {}", sizes.join(", "));
         Ok(plan)
     }
