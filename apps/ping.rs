@@ -5,8 +5,8 @@
 //! mpiexec -n 5 ping --largest 1MiB    with a token around the ring of all five ranks
 //! ```
 //!
-//! Round trips are between buffers in host memory. Half the time of one is the latency of a
-//! message, its bytes over that the bandwidth.
+//! Buffers are in host memory. The latency of a message is half the time of a round trip; the bandwidth is
+//! the bytes of the message divided by that latency.
 
 use std::process::ExitCode;
 use std::time::Instant;

@@ -1,5 +1,4 @@
-//! Applies a trained network to all samples of a data set: one that any of the training programs has
-//! written to a checkpoint or with `--export`.
+//! Applies a trained network, from a checkpoint or a file of `--export`, to all samples of a data set.
 //!
 //! ```text
 //! sync_sgd --export lenet.h5                                    trains one on the digits

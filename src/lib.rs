@@ -15,14 +15,14 @@
 //! | [`dataset`] | samples, their order and their statistics | `memory`, `nn`, `trace` |
 //! | [`store`] | samples of files in the job's memory | `comm`, `dataset`, `nn`, `trace` |
 //! | [`checkpoint`] | files from which a run continues | `memory`, `nn` |
-//! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `checkpoint` |
+//! | [`parallel`] | the strategies: networks on ranks | all above but `dataset`, `store`, `checkpoint` |
 //! | [`infer`] | the use of trained networks | all above but `memory`, `optim`, `store`, `trace` |
 //! | [`app`] | the frame of programs: start, log, traces, exit code | `comm`, `device`, `trace` |
 //! | [`measure`] | the cost of communication | `comm`, `device`, `memory` |
 //! | [`probe`] | experiments: what an MPI supports | `comm`, `device`, `measure`, `memory` |
 //! | [`train`] | the loop of every training program, its options | all but `infer`, `measure`, `probe` |
 //!
-//! The programs in `apps/` are a page each: arguments, grid, model, run. `tests/layering/`
+//! The training programs in `apps/` are a page each: arguments, grid, plan, run. `tests/layering/`
 //! enforces the last column.
 //!
 //! # Invariants
@@ -56,8 +56,8 @@
 //!   for. *Plan*: one rank's messages and sums in a collective operation, as data. *Round*: the
 //!   messages of a plan that travel at once. *Engine*: the code that advances multi-round
 //!   operations in every wait and test.
-//! * *Part*: one of N equal sections of a buffer in an operation of N ranks; part r belongs to rank
-//!   r. *Chunk*: a section of a long buffer that a plan moves at once. *Lane*: the resources for
+//! * *Part*: one of N equal ranges of a buffer in an operation of N ranks; part r belongs to rank
+//!   r. *Chunk*: a range of a long buffer that a plan moves at once. *Lane*: the resources for
 //!   one chunk in flight. *Inbox*: the memory where terms of a sum arrive. *Arena*: the memory that
 //!   an operation works on, which is a buffer and an inbox per lane. *Loan*: a buffer that an
 //!   operation has as its arena until it is done.
@@ -69,22 +69,22 @@
 //!
 //! Arithmetic and models:
 //!
-//! * *Device*: a place to compute, the host's processor or a GPU. *Buffer*: an array in a device's
+//! * *Device*: a place to compute, the host's CPU or a GPU. *Buffer*: an array in a device's
 //!   memory. *View*: a range of a buffer. *Role*: the use of a buffer, from which the device
 //!   chooses its precision.
 //! * *Leaf*: consecutive terms of a sum, at places that no layout changes, added one after the other.
-//!   *Tree*: the order in which leaves are added. *Subtree*: some leaves whose sum is a node of the
-//!   tree. *Section*: the terms of a sum that a rank adds at a time.
+//!   *Tree*: the order in which leaves are added. *Subtree*: consecutive leaves that the tree adds to one
+//!   partial sum. *Section*: the consecutive terms of a sum that a rank adds at a time.
 //! * *Module*: an entry of a network as it is written. *Layer*: the modules that a device runs as
 //!   one operation. *Tensor*: a named array of parameters, in PyTorch's name and shape. *Logical
 //!   order*: the order of layers, tensors and elements that no layout changes.
 //! * *Slot*: one value per parameter that the optimizer keeps, such as Adam's first moment.
 //! * *Segment*: consecutive tensors in one buffer, padded to divide evenly. *Block*: a rectangular
-//!   section of a matrix; of a dataset, the consecutive samples that are read and unpacked together.
+//!   region of a matrix; of a dataset, the consecutive samples that are read and decompressed together.
 //!
 //! Strategies:
 //!
-//! * *Shard*: the section of something divided among ranks that one rank holds: of a tensor, of the
+//! * *Shard*: the share of something divided among ranks that one rank holds: of a tensor, of the
 //!   rows of a batch, of a list.
 //! * *Replica*: one of several ranks, or groups of ranks, that hold equal parameters (PyTorch's DDP), or
 //!   a *part* each of the same ones. *Bucket*: a segment of gradients, which is reduced in one message.
@@ -94,11 +94,10 @@
 //!   as long as layers read them. *Open*: said of a segment of gradients that layers write to.
 //! * *Column-parallel*, *row-parallel*: said of a linear layer of which ranks have some of the outputs,
 //!   or some of the inputs (Megatron-LM).
-//! * *Footprint*: the memory that a rank needs. *Recomputation*: the repetition of a forward pass in the
-//!   backward pass, whose values are not kept; others call it activation checkpointing.
-//! * *Audit*: the comparison of a rank's work with its repetition by another rank, its *auditor*, which
-//!   plays its *part*. *Site*: an array in the computation of a step. *Fold*: a checksum by which arrays are
-//!   compared.
+//! * *Footprint*: the memory that a rank needs. *Recomputation*: the backward pass repeats a forward pass
+//!   whose values were not kept; also called activation checkpointing.
+//! * *Audit*: the comparison of a rank's work with its repetition by another rank, its *auditor*. *Site*: an
+//!   array in the computation of a step. *Fold*: a checksum by which arrays are compared.
 //! * *Stage*: consecutive layers that one rank runs. *Micro-batch*: the rows of a batch that pass
 //!   through a stage at once; several in a step are *gradient accumulation*. *Schedule*: the *actions*
 //!   (passes and messages) of every stage in one step, in order. *Bubble*: the time in a step in which
@@ -116,6 +115,7 @@
 //!
 //! Runs:
 //!
+//! * *Run*: training from its first step to its last, in one job or in several, each of which is a *start*.
 //! * *Checkpoint*: a file from which a run continues. *Bundle*: tensors that ranks send together when one is
 //!   written. *Seal*: the checksum over all of a checkpoint.
 //! * *Digest*: a hash of all parameters' bits in logical order. *Fingerprint*: a hash by which

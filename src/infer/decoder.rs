@@ -5,7 +5,7 @@
 //! The network is built for a single position, and its arrays have a row for each position of the context.
 //! A pass over positions a..b writes rows a..b of every array. A layer that treats positions alike reads
 //! the same rows of its input; attention reads rows 0..b, so its input array, with the keys and values of
-//! all positions before, is the cache. A token more costs one row of each product and one query of
+//! all positions before, is the cache. Each further token costs one row of each product and one query of
 //! attention, and no array is copied.
 //!
 //! # Invariants
@@ -16,7 +16,7 @@
 //! * So the outputs have the bits of a pass over all positions ([`Predictor`](super::Predictor)).
 //! * Tokens are compared with those that are known, and rows are computed from the first that differs.
 //!   When a text outgrows the context, its last tokens move to other positions at each step, and all rows
-//!   are computed again: learnt positions and everything after them are others.
+//!   are computed again, because the learnt positions and everything computed from them change.
 
 use super::TrainedNetwork;
 use super::weights::{read_weights, transpose_weights};

@@ -1,10 +1,10 @@
 //! Predictions for all samples of a data set, which the ranks share.
 //!
 //! Each rank takes every N-th piece of the data, reads it, and sends its predictions to rank 0, which
-//! writes them to their places in the file and compares them with the targets. A rank holds a piece at a
-//! time: a block of the data or a part of it, whose predictions are limited. A piece of every rank is done
-//! before the next, so an error of one rank is agreed on by all. A sample's predictions have the same bits
-//! in any piece, so the file has the same bytes for any number of ranks.
+//! writes them to their places in the file and compares them with the targets. To bound the memory of
+//! predictions, a rank holds one piece at a time, a block of the data or a part of it. All ranks finish a
+//! piece before any begins the next, so that they can agree on an error of one rank. A sample's predictions
+//! have the same bits in any piece, so the file has the same bytes for any number of ranks.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};

@@ -274,8 +274,9 @@ impl Network {
     }
 
     /// Returns a residual network for images (He et al., "Deep residual learning for image recognition",
-    /// 2016, §4.2) with group norms in place of batch norms: three stages of `blocks` blocks each, with
-    /// `width` channels and twice as many in each stage after the first, which halves the image.
+    /// 2016, §4.2) with group norms in place of batch norms: three stages of `blocks` blocks each. The first
+    /// stage has `width` channels; each further one halves the image's height and width and doubles the
+    /// channels.
     pub fn resnet(blocks: usize, width: usize, classes: usize) -> Network {
         let convolution = |outputs, kernel, stride, name: &str| {
             let padding = kernel / 2;

@@ -17,7 +17,7 @@ pub struct MetricsRow {
     pub epoch: f64,
     /// The mean loss over the global batch.
     pub loss: f64,
-    /// The share of the batch's samples whose class was predicted; empty or null without classes.
+    /// The share of the batch's predictions that are the right class or token; empty or null without them.
     pub accuracy: Option<f64>,
     /// The norm of the gradient before clipping.
     pub gradient_norm: f64,
@@ -54,9 +54,9 @@ pub struct ResultLine {
     pub epochs: f64,
     /// The mean loss over the global batch of the last step, if there was one.
     pub loss: Option<f64>,
-    /// The mean loss over the test samples, if there are any.
+    /// The mean loss over the predictions for the test samples, if there are any.
     pub test_loss: Option<f64>,
-    /// The share of test samples whose class was predicted, if there are any and they have classes.
+    /// The share of these predictions that are the right class or token, if they are classes or tokens.
     pub accuracy: Option<f64>,
     /// The training samples per second, with the time of checkpoints and log lines but without that
     /// of evaluations.

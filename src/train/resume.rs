@@ -16,7 +16,7 @@ use crate::nn::Model;
 use crate::optim::LearningRateScheduleKind;
 use crate::{Error, Result};
 
-/// The start of a run, on rank 0, with the file that it begins from.
+/// The checkpoint, weights or initial weights with which a run goes on or begins, on rank 0.
 pub(super) enum Start {
     /// A new run with initial weights.
     Anew,

@@ -85,8 +85,8 @@ impl<'a> Tuning<'a> {
         Ok(())
     }
 
-    /// Adds products to the file. Those stay that another job has left there meanwhile. A whole file takes
-    /// the place of the one before, so that a job that is killed leaves one of them.
+    /// Adds products to the file, and keeps those that another job has added meanwhile. The new file
+    /// replaces the old one as a whole, so a job that is killed leaves one of the two.
     fn add(&self, found: &ProductTable) -> Result<()> {
         let doing = || format!("writing tuned products to {}", self.path.display());
         let failed = |error: std::io::Error| Error::failed(doing(), error);

@@ -38,7 +38,7 @@ fn is_refused(start: impl Fn(usize, &str) -> Job, texts: &[&str]) {
         });
         let done = start(ranks, "--device auto").run().expect(0);
         assert_eq!(done.result()["device"], "cpu");
-        done.says_once("computing on the processor: ");
+        done.says_once("computing on the CPU: ");
         texts.iter().for_each(|text| {
             done.says_once(text);
         });
@@ -171,11 +171,9 @@ fn ranks_of_a_node_map_each_others_memory() {
 }
 
 #[test]
-fn the_processor_takes_no_other_precision() {
+fn the_cpu_takes_no_other_precision() {
     let done = job(2, "sync_sgd", &format!("{SHORT} --precision bf16")).run().expect(2);
-    done.says_once(
-        "--precision bf16: the processor computes in f32; choose --device cuda or --precision f32",
-    );
+    done.says_once("--precision bf16: the CPU computes in f32; choose --device cuda or --precision f32");
 }
 
 fn loss(done: &Done) -> f64 {

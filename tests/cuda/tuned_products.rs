@@ -94,5 +94,5 @@ fn a_file_that_is_no_table_is_refused() {
 
     let arguments = format!("--model mlp --steps 1 --tuned-products {file}");
     let done = crate::support::mpiexec(2, program("sync_sgd")).args(arguments.split_whitespace());
-    done.run().expect(2).says_once("the processor has one algorithm, and --device is cpu");
+    done.run().expect(2).says_once("the CPU has one algorithm, and --device is cpu");
 }

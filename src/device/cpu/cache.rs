@@ -1,18 +1,18 @@
-//! The size of a core's second cache.
+//! The size of a core's L2 cache.
 
 use std::fs;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// The bytes of a second cache where the system does not say.
+/// The bytes of an L2 cache where the system does not say.
 const USUAL_BYTES: usize = 1 << 20;
 
 /// The least and the most bytes that are believed.
 const BELIEVED_BYTES: [usize; 2] = [256 << 10, 4 << 20];
 
-/// Returns the bytes of the second cache of a core, on which nothing but speed depends. Cores that share one
+/// Returns the bytes of the L2 cache of a core, on which nothing but speed depends. Cores that share one
 /// count as having it alone.
-pub(super) fn second_cache_bytes() -> usize {
+pub(super) fn l2_cache_bytes() -> usize {
     static BYTES: LazyLock<usize> = LazyLock::new(|| {
         let found = read(Path::new("/sys/devices/system/cpu/cpu0/cache"));
         found.map_or(USUAL_BYTES, |bytes| bytes.clamp(BELIEVED_BYTES[0], BELIEVED_BYTES[1]))
@@ -20,7 +20,7 @@ pub(super) fn second_cache_bytes() -> usize {
     *BYTES
 }
 
-/// Reads the size of the second cache from `caches`, which has a directory for each cache of a core.
+/// Reads the size of the L2 cache from `caches`, which has a directory for each cache of a core.
 fn read(caches: &Path) -> Option<usize> {
     let text = |cache: &Path, name: &str| fs::read_to_string(cache.join(name)).ok();
     let mut found = fs::read_dir(caches).ok()?.filter_map(|entry| Some(entry.ok()?.path()));

@@ -3,13 +3,13 @@
 /// Elements in a cache line.
 const LINE: usize = 16;
 
-/// Asks for the lines of elements in the second cache.
+/// Asks for the lines of elements in the L2 cache.
 #[inline(always)]
 pub(super) fn fetch(elements: &[f32]) {
     fetch_after(elements, 0);
 }
 
-/// Asks for the lines of elements `distance` after these, which need not exist, in the second cache.
+/// Asks for the lines of elements `distance` after these, which need not exist, in the L2 cache.
 #[inline(always)]
 pub(super) fn fetch_after(elements: &[f32], distance: usize) {
     for element in elements.iter().step_by(LINE) {
@@ -17,7 +17,7 @@ pub(super) fn fetch_after(elements: &[f32], distance: usize) {
     }
 }
 
-/// Asks for the lines of `len` elements from `first` on, which need not exist, in the first cache.
+/// Asks for the lines of `len` elements from `first` on, which need not exist, in the L1 cache.
 #[inline(always)]
 pub(super) fn fetch_near(first: *const f32, len: usize) {
     (0..len).step_by(LINE).for_each(|at| fetch_line::<true>(first.wrapping_add(at)));

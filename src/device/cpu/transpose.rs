@@ -8,7 +8,7 @@ const SIDE: usize = 4;
 /// Elements in a cache line: the columns that are read before those that follow.
 const LINE: usize = 16;
 
-/// The distance, in elements of a row, at which rows are fetched ahead into the second cache.
+/// The distance, in elements of a row, at which rows are fetched ahead into the L2 cache.
 const AHEAD: usize = 2 * LINE;
 
 /// Writes the transpose of `from`, `[rows, columns]`, whose rows are `from_stride` apart, into `into`, whose

@@ -58,9 +58,9 @@ impl TrainOptions {
         let on_gpu = (self.machine.device == DeviceChoice::Cuda)
             .then_some("a GPU sums in orders of its own, and --device is cuda");
         given.refuse("leaves", on_gpu)?;
-        let on_processor = (self.machine.device == DeviceChoice::Cpu)
-            .then_some("the processor has one algorithm, and --device is cpu");
-        given.refuse("tuned-products", on_processor)?;
+        let on_cpu = (self.machine.device == DeviceChoice::Cpu)
+            .then_some("the CPU has one algorithm, and --device is cpu");
+        given.refuse("tuned-products", on_cpu)?;
         self.audit.check_used(given, on_gpu)?;
         let divides_gradients = self.zero.0.is_some_and(ZeroStage::divides_gradients);
         given.refuse("accumulate", (!divides_gradients).then_some("it is for --zero 2 and 3"))?;

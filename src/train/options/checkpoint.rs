@@ -119,8 +119,8 @@ impl CheckpointOptions {
         resume.into_iter().chain(self.init.as_deref().map(|path| ("--init", path)))
     }
 
-    /// Returns the time at which a run that began at `start` must stop: the earlier of --time-limit
-    /// and of --stop-before the end that Slurm has set. Not collective.
+    /// Returns the time at which a run that began at `start` must stop, the earlier of two: --time-limit
+    /// after `start`, and --stop-before ahead of the end that Slurm has set. Not collective.
     ///
     /// # Errors
     /// There is a --stop-before, but Slurm does not say how much time is left, or less is left.

@@ -56,7 +56,7 @@ pub enum Shuffle {
 pub enum TokenKind {
     /// A token for each character that is in the text
     Characters,
-    /// A token for each byte, of 256
+    /// A token for each value of a byte, 256 in all
     Bytes,
 }
 

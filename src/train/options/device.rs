@@ -17,9 +17,9 @@ use crate::{Error, Result};
 /// The kinds of devices that a user can choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DeviceChoice {
-    /// CUDA if every rank can use a GPU, else the processor
+    /// CUDA if every rank can use a GPU, else the CPU
     Auto,
-    /// The processor
+    /// The CPU
     Cpu,
     /// An NVIDIA GPU; the ranks of a node are spread over its GPUs, and may share one
     Cuda,
@@ -35,11 +35,11 @@ impl ValueEnum for Precision {
         let (name, help) = match self {
             Precision::F32 => ("f32", "32-bit floating point throughout"),
             Precision::Tf32 => {
-                ("tf32", "Factors of products rounded to 10 bits of mantissa; the rest in f32 (CUDA only)")
+                ("tf32", "Operands of products rounded to 10 bits of mantissa; the rest in f32 (CUDA only)")
             }
             Precision::Bf16 => (
                 "bf16",
-                "Activations and factors of products in bfloat16; sums, parameters and the optimizer in f32 \
+                "Activations and operands of products in bfloat16; sums, parameters and the optimizer in f32 \
                  (CUDA only)",
             ),
         };
@@ -94,7 +94,7 @@ pub struct DeviceOptions {
     #[arg(long, value_enum, default_value = "f32")]
     pub precision: Precision,
 
-    /// Vector instructions of the processor; results have the same bits with any of them
+    /// Vector instructions of the CPU; results have the same bits with any of them
     #[arg(long, value_enum, default_value = "widest")]
     pub vectors: Vectors,
 
@@ -118,14 +118,14 @@ pub struct DeviceOptions {
 
 /// An open device, of the same kind on all ranks.
 pub enum AnyDevice {
-    /// The processor.
+    /// The CPU.
     Cpu(Cpu),
     /// A GPU.
     Cuda(Box<Cuda>),
 }
 
 impl DeviceOptions {
-    /// Opens the device, of the same kind on every rank; the processor with `threads` threads.
+    /// Opens the device, of the same kind on every rank; the CPU with `threads` threads.
     /// Collective.
     ///
     /// # Errors
@@ -143,8 +143,8 @@ impl DeviceOptions {
                 let is_everywhere = all.all_ranks(found.is_ok())?;
                 match found {
                     Ok(device) if is_everywhere => return self.use_cuda(world, device),
-                    Ok(_) => log::info!("computing on the processor: another rank cannot use CUDA"),
-                    Err(error) => log::info!("computing on the processor: {error}"),
+                    Ok(_) => log::info!("computing on the CPU: another rank cannot use CUDA"),
+                    Err(error) => log::info!("computing on the CPU: {error}"),
                 }
                 self.open_cpu(world, threads)
             }
@@ -161,7 +161,7 @@ impl DeviceOptions {
         let for_auto = (self.device_transfers != OrAuto(None))
             .then_some("it is for --device-transfers auto, and another is chosen");
         let for_cpu =
-            (self.device == DeviceChoice::Cuda).then_some("it is about the processor, and --device is cuda");
+            (self.device == DeviceChoice::Cuda).then_some("it is about the CPU, and --device is cuda");
         given.refuse("vectors", for_cpu)?;
         given.refuse("device-transfers", for_cuda)?;
         given.refuse("probe", for_cuda.or(for_auto))
@@ -228,13 +228,12 @@ impl DeviceOptions {
 
     fn open_cpu(&self, world: &World, threads: usize) -> Result<AnyDevice> {
         let opened = if self.precision == Precision::F32 {
-            let fail =
-                || Error::input(format!("--vectors {}", name_of(&self.vectors)), "this processor has none");
+            let fail = || Error::input(format!("--vectors {}", name_of(&self.vectors)), "this CPU has none");
             let with_vectors = |cpu: Cpu| cpu.with_vectors(self.vectors).ok_or_else(fail);
             Cpu::new(threads).and_then(with_vectors).map(AnyDevice::Cpu)
         } else {
             let name = name_of(&self.precision);
-            let why = "the processor computes in f32; choose --device cuda or --precision f32";
+            let why = "the CPU computes in f32; choose --device cuda or --precision f32";
             Err(Error::input(format!("--precision {name}"), why))
         };
         world.communicator().agree(opened)

@@ -20,14 +20,13 @@ pub struct GridOptions {
     #[arg(skip)]
     pub from_data: Option<usize>,
 
-    /// Ranks among which the layers of a replica are spread (--stages gives their numbers of layers)
-    /// [default: the ranks that --replicas and
-    /// --tensor leave, or 1]
+    /// Ranks among which the layers of a replica are spread (--stages gives the number of layers of each
+    /// stage) [default: the ranks that --replicas and --tensor leave, or 1]
     #[arg(long, value_name = "N")]
     pub stage: Option<usize>,
 
-    /// Ranks that share every layer, neighbours in the job [default: the ranks that --replicas and
-    /// --stage leave, or 1]
+    /// Ranks that share every layer, with consecutive numbers in the job [default: the ranks that
+    /// --replicas and --stage leave, or 1]
     #[arg(long, value_name = "N")]
     pub tensor: Option<usize>,
 }

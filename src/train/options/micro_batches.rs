@@ -6,7 +6,7 @@ use crate::parallel::zero::ZeroStage;
 use crate::{Error, Result};
 
 /// The most bytes of a layer's outputs for a micro-batch, so that the next layer finds them in the cache of
-/// a processor's core.
+/// a core of a CPU.
 const CACHED_BYTES: usize = 512 << 10;
 
 /// The fewest values of activations of a micro-batch for each parameter. Every micro-batch reads all
@@ -15,22 +15,23 @@ const CACHED_BYTES: usize = 512 << 10;
 const ACTIVATIONS_PER_PARAMETER: usize = 3;
 
 impl TrainOptions {
-    /// Returns the number of micro-batches in which one stage processes the share of each of `num_replicas`
-    /// of `batch` samples: that of --micro-batches, or on a processor as many, a power of two as numbers of
-    /// leaves are, as keep the largest activations in its cache. Gradients have the same bits for any number.
-    /// Not collective.
+    /// Returns the number of micro-batches into which one stage cuts its share of the `batch` samples that
+    /// `num_replicas` divide among them: that of --micro-batches, if it is given. Otherwise it is 1, or, on
+    /// the CPU without --zero 2 or 3, a power of two, as numbers of leaves are, that keeps the largest
+    /// activations in the cache. Gradients have the same bits for any number. Not collective.
     pub fn micro_batches(&self, model: &Model, batch: usize, num_replicas: usize) -> usize {
         let share = (batch / num_replicas).max(1);
-        let on_processor = self.machine.device == DeviceChoice::Cpu;
+        let on_cpu = self.machine.device == DeviceChoice::Cpu;
         // with --zero 2 and 3, gradients of one micro-batch need less memory and fewer messages
         let reduces_once = !self.zero.0.is_some_and(ZeroStage::divides_gradients);
-        let usual = if on_processor && reduces_once { cached(model, share) } else { 1 };
+        let usual = if on_cpu && reduces_once { cached(model, share) } else { 1 };
         self.micro_batches.unwrap_or(usual)
     }
 
-    /// Returns the number of micro-batches of the `share` of a batch that a replica has, for a pipeline of
-    /// `num_ranks`: that of --micro-batches, or for several ranks the least number from two to four for each
-    /// that divides the share, or else two for each, but no more than the share. Not collective.
+    /// Returns the number of micro-batches into which a pipeline of `num_ranks` cuts the `share` of a batch
+    /// that one replica has: that of --micro-batches, if it is given. Otherwise it is 1 for a single rank;
+    /// for several, the least number from two to four per rank that divides the share, or, if none does, two
+    /// per rank, but no more than the share. Not collective.
     pub(super) fn pipeline_micro_batches(&self, share: usize, num_ranks: usize) -> usize {
         let fits = |number: &usize| share.is_multiple_of(*number);
         let two = num_ranks.saturating_mul(2).max(1);

@@ -49,7 +49,8 @@ pub struct SourceOptions {
     pub synthetic_samples: usize,
 
     /// Shape of one synthetic sample: FEATURES, CHANNELSxHEIGHTxWIDTH, or tokens:LENGTH for a sequence of
-    /// as many tokens as --synthetic-targets has classes [default: what the network takes]
+    /// LENGTH tokens out of as many different ones as --synthetic-targets has classes [default: what the
+    /// network takes]
     #[arg(long, value_name = "SHAPE")]
     pub synthetic_shape: Option<ShapeText>,
 

@@ -38,9 +38,9 @@ impl RunRequests {
 pub struct StepOutcome {
     /// The step, counted from 1.
     pub step: u64,
-    /// The mean loss of a sample.
+    /// The mean loss of a prediction: of a sample, or of a position of a sequence.
     pub loss: f64,
-    /// The share of samples whose class was predicted, if there are classes.
+    /// The share of predictions that are the right class or token, if there are classes or tokens.
     pub accuracy: Option<f64>,
     /// The norm of the gradient before clipping, every logical parameter counted once.
     pub gradient_norm: f64,
@@ -58,9 +58,9 @@ pub struct StepOutcome {
 /// The results of an evaluation, over the whole test set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
-    /// The mean loss of a sample.
+    /// The mean loss of a prediction: of a sample, or of a position of a sequence.
     pub loss: f64,
-    /// The share of samples whose class was predicted, if there are classes.
+    /// The share of predictions that are the right class or token, if there are classes or tokens.
     pub accuracy: Option<f64>,
 }
 

@@ -111,7 +111,7 @@ fn for_each_weight(
 /// Outputs whose small blocks are added together.
 const MANY_OUTPUTS: usize = 8;
 
-/// Elements of an image that stay in the first cache beside gradients.
+/// Elements of an image that stay in the L1 cache beside gradients.
 const CACHED_IMAGE: usize = 24 << 8;
 
 /// Returns true for a convolution whose gradients are not zero as a rule.
@@ -120,7 +120,7 @@ pub(super) fn is_dense(shape: &ConvolutionShape) -> bool {
 }
 
 /// Adds the gradients of an image to `sums`, a few rows of the output at a time, so that the rows of the
-/// image that they belong to stay in the first cache while all outputs are added.
+/// image that they belong to stay in the L1 cache while all outputs are added.
 #[inline(always)]
 fn add_dense<S: Simd>(
     simd: S,

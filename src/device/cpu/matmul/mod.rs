@@ -25,7 +25,7 @@ use pulp::{Simd, WithSimd};
 use smallvec::SmallVec;
 
 use super::Cpu;
-use super::cache::second_cache_bytes;
+use super::cache::l2_cache_bytes;
 use super::leaf_sums::SumArrays;
 use super::loops::LONG_PASS;
 use super::transpose::transpose;
@@ -37,7 +37,7 @@ use pack::{Pace, Packing, pack_left};
 use panel::Panel;
 use tile::{SumOrder, Target, stack_len};
 
-/// The share of a core's second cache that a panel takes. The next panel takes as much; the rest is for the
+/// The share of a core's L2 cache that a panel takes. The next panel takes as much; the rest is for the
 /// rows of the left operand and of the product.
 const PANEL_SHARE: [usize; 2] = [5, 16];
 
@@ -307,7 +307,7 @@ impl ThreadProduct<'_, '_> {
         let (m, n, k) = (left.rows, right.columns, left.columns);
         let strip_width = VECTORS * S::F32_LANES;
         let strip_bytes = strip_width * k.max(1) * size_of::<f32>();
-        let cache_bytes = if cfg!(test) { 256 << 10 } else { second_cache_bytes() };
+        let cache_bytes = if cfg!(test) { 256 << 10 } else { l2_cache_bytes() };
         let panel_bytes = cache_bytes * PANEL_SHARE[0] / PANEL_SHARE[1];
         let panel_width = (panel_bytes / strip_bytes).max(1) * strip_width;
         let rows = packed.left.elements(if left.transposed { m.next_multiple_of(ROWS) * k } else { 0 });

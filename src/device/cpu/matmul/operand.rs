@@ -120,7 +120,7 @@ impl<'a, const ROWS: usize> LeftRows<ROWS> for PackedRows<'a, ROWS> {
     }
 }
 
-/// The distance, in terms, at which rows to pack are fetched into the first cache. Lines a power of two apart
+/// The distance, in terms, at which rows to pack are fetched into the L1 cache. Lines a power of two apart
 /// have few places there: at a greater distance, they would displace each other.
 const NEXT_TO_PACK: usize = 8;
 
@@ -235,7 +235,7 @@ impl<S: Simd, const VECTORS: usize, const WIDTH: usize> RightStrip<S, WIDTH>
     }
 }
 
-/// The distance, in terms, at which a strip is fetched ahead from the second cache: the processor's own
+/// The distance, in terms, at which a strip is fetched ahead from the L2 cache: the processor's own
 /// prefetcher brings some lines too late.
 const PACKED_AHEAD: usize = 12;
 

@@ -9,7 +9,7 @@ use super::operand::{LeftRows, PackedColumns};
 use super::pack::Packing;
 use super::tile::{self, SumOrder, Target};
 
-/// Bytes of a strip that stays in the first cache for several tiles.
+/// Bytes of a strip that stays in the L1 cache for several tiles.
 const SHORT_STRIP_BYTES: usize = 24 << 10;
 
 /// Rows of the tiles that take turns with a short strip, at most.

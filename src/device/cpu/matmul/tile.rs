@@ -2,7 +2,7 @@
 //!
 //! Each element of the tile is a canonical sum (see [`crate::sums::Section`]): a chain of fused
 //! multiply-adds for each leaf of the inner dimension, and a tree over the leaves. The partial
-//! tiles of the tree are on a stack of a few kilobytes in the first cache, so a tree costs no
+//! tiles of the tree are on a stack of a few kilobytes in the L1 cache, so a tree costs no
 //! passes over memory; only what a section leaves incomplete is in the targets. No element depends
 //! on its place in the tile or on the width of vectors.
 

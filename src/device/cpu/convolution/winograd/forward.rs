@@ -162,7 +162,7 @@ fn weights_of_vector(channels: usize) -> usize {
     COEFFICIENTS * weights_stride(channels, 1)
 }
 
-/// Channels whose weights are packed together: those of one vector of outputs fit the first cache.
+/// Channels whose weights are packed together: those of one vector of outputs fit the L1 cache.
 const CHANNELS_TOGETHER: usize = CHANNEL_MULTIPLE;
 
 /// Weights as they come: `[output, channel, place of the kernel]`, or, if they are transposed,

@@ -100,7 +100,7 @@ impl WithSimd for WinogradWeightGradient<'_> {
 }
 
 /// Returns the vectors of outputs whose products are formed together, of which there is a multiple: few, so
-/// that the products of a whole vector of channels with them stay in a first cache of 48 KiB.
+/// that the products of a whole vector of channels with them stay in an L1 cache of 48 KiB.
 #[inline(always)]
 fn vectors_together<S: Simd>() -> usize {
     if S::F32_LANES < CHANNEL_MULTIPLE { 2 } else { 1 }
