@@ -115,7 +115,8 @@
 //!
 //! Runs:
 //!
-//! * *Run*: training from its first step to its last, in one job or in several, each of which is a *start*.
+//! * *Run*: training from its first step to its last. *Start*: one launch of a program for it; a run may
+//!   take several.
 //! * *Checkpoint*: a file from which a run continues. *Bundle*: tensors that ranks send together when one is
 //!   written. *Seal*: the checksum over all of a checkpoint.
 //! * *Digest*: a hash of all parameters' bits in logical order. *Fingerprint*: a hash by which

@@ -259,6 +259,6 @@ fn a_missing_filter_is_named() {
     bytes[at..at + 2].copy_from_slice(&32_015_u16.to_le_bytes());
     fs::write(&path, bytes).unwrap();
     let done = refused(2, &path, "");
-    done.says_once("/x is packed with zstd (filter 32015), which this HDF5 library does not have");
+    done.says_once("/x is stored with zstd (filter 32015), which this HDF5 library does not have");
     done.says_once("HDF5_PLUGIN_PATH");
 }

@@ -192,7 +192,7 @@ impl Column {
     }
 }
 
-/// Refuses a dataset that is packed with a filter that the HDF5 library does not have.
+/// Refuses a dataset that is stored with a filter that the HDF5 library does not have.
 fn check_filters(dataset: &hdf5::Dataset, name: &str) -> Outcome<()> {
     for filter in dataset.filters() {
         if filter.is_available() {
@@ -204,7 +204,7 @@ fn check_filters(dataset: &hdf5::Dataset, name: &str) -> Outcome<()> {
         let place = std::env::var("HDF5_PLUGIN_PATH")
             .map_or("which is not set".to_owned(), |path| format!("which is {path}"));
         return Err(format!(
-            "{name} is packed with {filter}, which this HDF5 library does not have; install its plugin and \
+            "{name} is stored with {filter}, which this HDF5 library does not have; install its plugin and \
              name the folder of it in HDF5_PLUGIN_PATH, {place}"
         ));
     }

@@ -19,8 +19,8 @@ use libdeflater::Decompressor;
 use super::pages::{ByteFile, PageBuffer};
 use crate::trace::{self, Name};
 
-/// The longest time to look for the places of all chunks: before version 1.14 of the library, the
-/// time grows with the square of their number.
+/// The longest time to look for the places of all chunks. The library looks for each from the first one on,
+/// so the time grows with the square of their number.
 const LONGEST_SEARCH: Duration = Duration::from_millis(300);
 
 /// The packed size below which chunks are small.
@@ -216,8 +216,8 @@ impl Chunks {
         for number in 0..num_chunks {
             if began.elapsed() > LONGEST_SEARCH {
                 log::info!(
-                    "{} of {} has {num_chunks} chunks, too many to look for each: the HDF5 library reads \
-                     them, one after the other; larger chunks, or version 1.14 of the library, are faster",
+                    "{} of {} has {num_chunks} chunks, whose places take too long to find: the HDF5 library \
+                     reads them, one after the other; larger chunks are faster",
                     dataset.name(),
                     dataset.filename()
                 );

@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_second_cache_is_that_of_level_two() {
+    fn the_l2_cache_is_that_of_level_two() {
         let folder = tempfile::tempdir().unwrap();
         for (name, level, size) in
             [("index0", "1\n", "48K\n"), ("index2", "2\n", "2048K\n"), ("uevent", "", "")]

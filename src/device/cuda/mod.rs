@@ -26,7 +26,7 @@
 //! ranks of a node take its GPUs in turn, and share them if there are more ranks than GPUs.
 //!
 //! * `--precision f32` (the default) gives the CPU's numbers up to rounding. `tf32` rounds the
-//!   factors of products to 10 bits. `bf16` keeps activations and the factors of products in
+//!   operands of products to 10 bits. `bf16` keeps activations and the operands of products in
 //!   bfloat16, and everything that accumulates over time (parameters, optimizer, gradients of
 //!   parameters, sums) in f32. A run may be resumed in another precision or on another device.
 //! * Kernels are compiled at start for the GPU found, in one or two seconds, and those of convolutions

@@ -58,7 +58,7 @@ impl ValueEnum for Vectors {
             Vectors::Widest => ("widest", "The widest that it has"),
             Vectors::Avx512 => ("avx512", "AVX-512"),
             Vectors::Avx2 => ("avx2", "AVX2 with fused multiply-adds"),
-            Vectors::Portable => ("portable", "No more than every processor of the architecture has"),
+            Vectors::Portable => ("portable", "No more than every CPU of the architecture has"),
         };
         Some(PossibleValue::new(name).help(help))
     }

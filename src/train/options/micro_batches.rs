@@ -15,10 +15,11 @@ const CACHED_BYTES: usize = 512 << 10;
 const ACTIVATIONS_PER_PARAMETER: usize = 3;
 
 impl TrainOptions {
-    /// Returns the number of micro-batches into which one stage cuts its share of the `batch` samples that
-    /// `num_replicas` divide among them: that of --micro-batches, if it is given. Otherwise it is 1, or, on
-    /// the CPU without --zero 2 or 3, a power of two, as numbers of leaves are, that keeps the largest
-    /// activations in the cache. Gradients have the same bits for any number. Not collective.
+    /// Returns the number of micro-batches into which a replica of one stage cuts its share of the `batch`
+    /// samples that `num_replicas` divide among them: that of --micro-batches, if it is given. Otherwise it
+    /// is 1, or, on the CPU without --zero 2 or 3, a power of two, as numbers of leaves are, that keeps the
+    /// largest activations in the cache, as long as each micro-batch has enough of them for each parameter.
+    /// Gradients have the same bits for any number. Not collective.
     pub fn micro_batches(&self, model: &Model, batch: usize, num_replicas: usize) -> usize {
         let share = (batch / num_replicas).max(1);
         let on_cpu = self.machine.device == DeviceChoice::Cpu;

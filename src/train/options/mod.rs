@@ -87,7 +87,8 @@ pub struct TrainOptions {
     /// Number of micro-batches into which a replica cuts its share of a batch (gradient accumulation);
     /// gradients are exchanged after the last, unless --accumulate says otherwise [default: in a pipeline,
     /// two to four for each of its ranks; with one stage on the CPU, unless --zero is 2 or 3, as many as keep
-    /// large activations in the cache, with three activations or more for each parameter; else 1]
+    /// large activations in the cache, as long as each has three activations or more for each parameter;
+    /// else 1]
     #[arg(long, value_name = "K", help_heading = "Training")]
     pub micro_batches: Option<usize>,
 

@@ -172,7 +172,7 @@ pub fn share_of_waiting(world: &World, waited: Duration, seconds: f64) -> Result
     if share[0] > MOST_WAITING && seconds > WORTH_WARNING && world.is_root() {
         log::warn!(
             "{:.0} % of the time of the steps was waiting for samples; --data-store on keeps them in \
-             memory if they are not there already, and more ranks on a node unpack faster",
+             memory if they are not there already, and more ranks on a node decompress faster",
             100.0 * share[0]
         );
     }
