@@ -86,8 +86,9 @@ train() {
         code=3
     fi
     echo "$program ended with code $code"
-    # 0: done. 1 and 2: the program has reported an error and would again. 126 and 127: the launcher, or
-    # a library of the program, was not found. 75: stopped with a checkpoint. Any other code: a rank, a node or the launcher was lost
+    # 0: done. 1 and 2: the program has reported an error and would again. 126 and 127: the launcher, or a
+    # library of the program, was not found. 75: stopped with a checkpoint. Any other code: a rank, a node or
+    # the launcher was lost
     case $code in
         0 | 2 | 126 | 127) exit "$code" ;;
         1) [ "$warned" = yes ] || exit 1 ;;

@@ -94,7 +94,7 @@ impl LentToPeers {
     fn sum(&self, peers: Peers, range: &Range<usize>, into: &Range<usize>) {
         assert!(range.end <= self.len && into.end <= peers.num as usize, "{range:?} of {} values", self.len);
         let (streams, kernel) = (&self.streams, self.streams.kernels.sum_peers.of(self.format));
-        let launch = streams.over(range.len(), 16 / self.format.bytes());
+        let launch = streams.over(range.len(), self.format.values_at_once());
         let (first, len) = (range.start as u64, range.len() as u64);
         let (into, end) = (into.start as u32, into.end as u32);
         launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, into, end);

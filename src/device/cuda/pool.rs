@@ -68,7 +68,7 @@ impl PoolOperations for Cuda {
         }
         let kernel = self.kernels.of::<PoolKernels>().max_pool_forward.of(input.format);
         let (launch, sizes) =
-            (self.streams.over(output.len, 16 / output.format.bytes()), PoolSizes::new(shape));
+            (self.streams.over(output.len, output.format.values_at_once()), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, argmax.pointer, output.pointer);
     }
 
@@ -84,7 +84,7 @@ impl PoolOperations for Cuda {
         assert_eq!(input_gradient.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().max_pool_backward.of(gradient.format);
         let (launch, sizes) =
-            (self.streams.over(input_gradient.len, 16 / gradient.format.bytes()), PoolSizes::new(shape));
+            (self.streams.over(input_gradient.len, gradient.format.values_at_once()), PoolSizes::new(shape));
         let (argmax, gradient) = (argmax.pointer, gradient.pointer);
         launch!(self.streams, kernel, launch, sizes, argmax, gradient, input_gradient.pointer);
     }
@@ -94,7 +94,7 @@ impl PoolOperations for Cuda {
         assert_eq!(input.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().average_pool_forward.of(input.format);
         let (launch, sizes) =
-            (self.streams.over(output.len, 16 / output.format.bytes()), PoolSizes::new(shape));
+            (self.streams.over(output.len, output.format.values_at_once()), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, input.pointer, output.pointer);
     }
 
@@ -108,7 +108,7 @@ impl PoolOperations for Cuda {
         assert_eq!(input_gradient.len, shape.rows * shape.image_len());
         let kernel = self.kernels.of::<PoolKernels>().average_pool_backward.of(gradient.format);
         let (launch, sizes) =
-            (self.streams.over(input_gradient.len, 16 / gradient.format.bytes()), PoolSizes::new(shape));
+            (self.streams.over(input_gradient.len, gradient.format.values_at_once()), PoolSizes::new(shape));
         launch!(self.streams, kernel, launch, sizes, gradient.pointer, input_gradient.pointer);
     }
 }

@@ -53,7 +53,13 @@ impl SampleStatistics {
         let mut checksum = found.or(known).filter(|_| needs_checksum);
         let pairs = match standardise {
             Standardisation::None => None,
-            Standardisation::Features => scan.and_then(|scan| scan.pairs),
+            Standardisation::Features => {
+                let pairs = scan.and_then(|scan| scan.pairs);
+                if let (Some(pairs), true) = (&pairs, all.is_root()) {
+                    warn_of_coarse(pairs);
+                }
+                pairs
+            }
             Standardisation::Preset => data.train.preset().map(|preset| {
                 if let Some(checksum) = &mut checksum {
                     // samples on another scale count as other data
@@ -64,9 +70,6 @@ impl SampleStatistics {
                 preset.iter().map(|pair| pair.map(f64::from)).collect()
             }),
         };
-        if let (true, Some(pairs), true) = (by_features, &pairs, all.is_root()) {
-            warn_of_coarse(pairs);
-        }
         Ok(SampleStatistics { pairs, checksum })
     }
 }

@@ -33,4 +33,9 @@ impl Format {
             Format::Bf16 => 2,
         }
     }
+
+    /// Returns the number of values in 16 bytes, the most that a thread reads or writes in one access.
+    pub(crate) fn values_at_once(self) -> usize {
+        16 / self.bytes()
+    }
 }
