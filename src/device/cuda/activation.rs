@@ -5,7 +5,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch, size32};
 use super::runtime::partial_sums::{COLUMN_COUNTERS, SUM_COLUMNS};
 use crate::device::{Activation, ActivationOperations, BiasShape, DropoutShape, Gate, RowSums};
 
@@ -101,7 +101,7 @@ impl ActivationOperations for Cuda {
     fn gated_forward(&self, gate: Gate, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(input.len == 2 * output.len && input.format == output.format);
         let kernel = self.kernels.of::<ActivationKernels>().gated_forward.of(input.format);
-        let (launch, len, columns) = (self.streams.over(output.len, 4), output.len as u64, columns as u32);
+        let (launch, len, columns) = (self.streams.over(output.len, 4), output.len as u64, size32(columns));
         launch!(self.streams, kernel, launch, gate_number(gate), len, columns, input.pointer, output.pointer);
     }
 
@@ -117,7 +117,7 @@ impl ActivationOperations for Cuda {
         assert!(input.format == gradient.format && input_gradient.format == input.format);
         let kernel = self.kernels.of::<ActivationKernels>().gated_backward.of(input.format);
         let (launch, number) = (self.streams.over(gradient.len, 4), gate_number(gate));
-        let (len, columns, input) = (gradient.len as u64, columns as u32, input.pointer);
+        let (len, columns, input) = (gradient.len as u64, size32(columns), input.pointer);
         let (gradient, input_gradient) = (gradient.pointer, input_gradient.pointer);
         launch!(self.streams, kernel, launch, number, len, columns, input, gradient, input_gradient);
     }
@@ -177,9 +177,9 @@ impl Cuda {
         let RowsToSum { activation, rows, columns, format, saved, gradient } = *rows;
         let blocks = columns.div_ceil(SUM_COLUMNS as usize);
         // in one dimension, because the second has at most 65,535 blocks
-        let launch = Launch { blocks: ((num_sums * blocks) as u32, 1), threads: (BLOCK, 1), shared_bytes: 0 };
+        let launch = Launch { blocks: (size32(num_sums * blocks), 1), threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<ActivationKernels>().activation_backward_bias.of(format);
-        let (rows, columns, adds) = (rows as u32, columns as u32, i32::from(adds));
+        let (rows, columns, adds) = (size32(rows), size32(columns), i32::from(adds));
         let counters = self.partial_sums.column_counters();
         launch!(
             self.streams,
@@ -210,7 +210,7 @@ impl Cuda {
         assert!(!activation.saves() || saved.len == output.len && saved.format == output.format);
         let kernel = self.kernels.of::<ActivationKernels>().bias_activation_forward.of(input.format);
         let (launch, number) = (self.streams.over(input.len, 4), number(activation));
-        let (len, columns) = (input.len as u64, bias.map_or(1, |bias| bias.len as u32));
+        let (len, columns) = (input.len as u64, bias.map_or(1, |bias| size32(bias.len)));
         let (bias, input) = (bias.map_or(0, |bias| bias.pointer), input.pointer);
         let (saved, output) = (saved.pointer, output.pointer);
         launch!(self.streams, kernel, launch, number, len, columns, input, bias, saved, output);

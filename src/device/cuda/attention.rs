@@ -8,7 +8,7 @@ use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
-use super::runtime::launch::{KernelArgument, Launch, launch};
+use super::runtime::launch::{KernelArgument, Launch, launch, size32};
 use super::runtime::streams::Streams;
 use crate::device::{AttentionOperations, AttentionShape, Rotation};
 
@@ -65,7 +65,7 @@ impl KernelArgument for Sizes {}
 impl Sizes {
     fn of(shape: &AttentionShape, streams: &Streams) -> Sizes {
         let AttentionShape { positions, groups, heads, width, causal, .. } = *shape;
-        let [positions, groups, heads, width] = [positions, groups, heads, width].map(|size| size as u32);
+        let [positions, groups, heads, width] = [positions, groups, heads, width].map(size32);
         let dropout = shape.dropout.as_ref();
         Sizes {
             positions,
@@ -124,16 +124,16 @@ impl Tiling {
     /// each of `num` heads.
     fn over(&self, num_rows: usize, num: usize) -> (u32, Launch) {
         let tiles = num_rows.div_ceil(self.warps * WARP_ROWS);
-        let (blocks, threads) = ((tiles * num) as u32, 32 * self.warps as u32);
-        let shared_bytes = self.shared_bytes as u32;
-        (tiles as u32, Launch { blocks: (blocks, 1), threads: (threads, 1), shared_bytes })
+        let (blocks, threads) = (size32(tiles * num), 32 * size32(self.warps));
+        let shared_bytes = size32(self.shared_bytes);
+        (size32(tiles), Launch { blocks: (blocks, 1), threads: (threads, 1), shared_bytes })
     }
 }
 
 impl Cuda {
     /// Returns the kernels for heads of `width` values, or `None` after a failure.
     fn attention_kernels(&self, width: usize, format: Format) -> Option<Rc<AttentionKernels>> {
-        let key = [compiled_width(width) as u32, format.bytes() as u32];
+        let key = [size32(compiled_width(width)), size32(format.bytes())];
         self.specialised.of(&self.streams, &key, || constants(width, format))
     }
 }
@@ -164,7 +164,7 @@ impl AttentionOperations for Cuda {
         let num_rows = positions - first;
         let (tiles, launch) =
             Tiling::new(num_rows, 1, width, input.format).over(num_rows, rows * shape.num_heads());
-        let (sizes, first) = (Sizes::of(shape, &self.streams), first as u32);
+        let (sizes, first) = (Sizes::of(shape, &self.streams), size32(first));
         let (kernel, input, output) = (&kernels.attention_forward, input.pointer, output.pointer);
         launch!(self.streams, kernel, launch, tiles, first, sizes, input, output);
     }
@@ -217,11 +217,11 @@ impl AttentionOperations for Cuda {
             kernel,
             self.streams.over(num_vectors * width, 1),
             num_vectors as u64,
-            positions as u32,
-            first as u32,
-            groups as u32,
-            heads as u32,
-            width as u32,
+            size32(positions),
+            size32(first),
+            size32(groups),
+            size32(heads),
+            size32(width),
             base,
             i32::from(inverse),
             from.pointer,

@@ -7,7 +7,7 @@ use super::runtime::compile::{Constants, KernelSource};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{KernelTable, kernel_table};
-use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch};
+use super::runtime::launch::{DEFAULT_SHARED_BYTES, KernelArgument, Launch, launch, size32};
 use crate::device::{
     Activation, ActivationOperations, ConvolutionOperations, ConvolutionShape, ParameterSums,
 };
@@ -57,17 +57,16 @@ impl KernelArgument for ConvolutionSizes {}
 
 impl ConvolutionSizes {
     fn new(shape: &ConvolutionShape) -> ConvolutionSizes {
-        let size = |size: usize| size as u32;
         ConvolutionSizes {
-            rows: size(shape.rows),
-            channels: size(shape.channels),
-            height: size(shape.height),
-            width: size(shape.width),
-            outputs: size(shape.outputs),
-            kernel: size(shape.kernel),
-            stride: size(shape.stride),
-            padding: size(shape.padding),
-            window: size(shape.window()),
+            rows: size32(shape.rows),
+            channels: size32(shape.channels),
+            height: size32(shape.height),
+            width: size32(shape.width),
+            outputs: size32(shape.outputs),
+            kernel: size32(shape.kernel),
+            stride: size32(shape.stride),
+            padding: size32(shape.padding),
+            window: size32(shape.window()),
             flattens: u32::from(shape.flattens),
             relu: u32::from(shape.relu),
         }
@@ -114,7 +113,7 @@ impl Cuda {
         format: Format,
     ) -> Option<Rc<ConvolutionKernels>> {
         let [a, b, c, d, e, f, g, h, i] = ConvolutionSizes::new(shape).constant();
-        let key = [a, b, c, d, e, f, g, h, i, format.bytes() as u32];
+        let key = [a, b, c, d, e, f, g, h, i, size32(format.bytes())];
         self.specialised.of(&self.streams, &key, || constants(shape, format))
     }
 }
@@ -134,9 +133,9 @@ impl StagedLaunch {
         let rounds = items.div_ceil(512).max(1);
         let threads = items.div_ceil(rounds).next_multiple_of(32).max(32);
         let launch = Launch {
-            blocks: (blocks.0 as u32, blocks.1 as u32),
-            threads: (threads as u32, 1),
-            shared_bytes: if fits { 4 * floats as u32 } else { 0 },
+            blocks: (size32(blocks.0), size32(blocks.1)),
+            threads: (size32(threads), 1),
+            shared_bytes: if fits { 4 * size32(floats) } else { 0 },
         };
         StagedLaunch { launch, staged: i32::from(fits) }
     }
@@ -151,7 +150,7 @@ impl StagedLaunch {
     ) -> StagedLaunch {
         let of = |slices: usize| {
             let mut made = StagedLaunch::new(blocks, 0, floats(slices));
-            made.launch.threads.0 = (slices * width) as u32;
+            made.launch.threads.0 = size32(slices * width);
             made
         };
         (2..=most).rev().map(of).find(|made| made.staged == 1).unwrap_or_else(|| of(1))
@@ -170,7 +169,7 @@ impl StagedLaunch {
         let width = StagedLaunch::new(blocks, items, 0).launch.threads.0 as usize;
         let slices = if items <= width { most.min(MOST_THREADS / width) } else { 1 };
         let sums = |slices: usize| if slices > 1 { each * slices * width } else { 0 };
-        (StagedLaunch::sliced(blocks, width, slices, |slices| floats(sums(slices))), width as u32)
+        (StagedLaunch::sliced(blocks, width, slices, |slices| floats(sums(slices))), size32(width))
     }
 }
 
@@ -268,7 +267,7 @@ impl ConvolutionOperations for Cuda {
         let Some(kernels) = self.convolution_kernels(shape, input.format) else { return };
         let kernel = &kernels.convolution_backward_weight;
         let (sizes, input) = (ConvolutionSizes::new(shape), input.pointer);
-        let (argmax, gradient, width) = (argmax.pointer, gradient.pointer, width as u32);
+        let (argmax, gradient, width) = (argmax.pointer, gradient.pointer, size32(width));
         let Some(sums) = self.partial_sums.reserve(groups * of_group) else { return };
         let has_bias = i32::from(bias.is_some());
         launch!(self.streams, kernel, launch, sizes, input, argmax, gradient, sums, width, has_bias, staged);

@@ -5,7 +5,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, Launch, launch};
+use super::runtime::launch::{BLOCK, Launch, launch, size32};
 use crate::device::{BlockShape, CopyOperations, GatheredRows};
 
 kernel_table!(CopyKernels in "copy.cu" {
@@ -84,19 +84,19 @@ impl CopyOperations for Cuda {
         assert!(from.format == into.format && into.copy == 0, "blocks of activations are moved as they are");
         let kernel = self.kernels.of::<CopyKernels>().copy_block.of(from.format);
         let launch = self.streams.over(rows * columns, 8);
-        let [rows, columns, from_stride, into_stride] =
-            [rows, columns, from_stride, into_stride].map(|size| size as u32);
+        let [rows, columns, from_stride, into_stride] = [rows, columns, from_stride, into_stride].map(size32);
         let (from, into) = (from.pointer, into.pointer);
         launch!(self.streams, kernel, launch, rows, columns, from_stride, into_stride, from, into);
     }
 
     fn transpose_each(&self, rows: usize, columns: usize, input: CudaView<'_>, output: CudaViewMut<'_>) {
         assert!(input.len == output.len && input.format == output.format);
+        assert!(u32::try_from(rows * columns).is_ok(), "the places of a matrix have numbers of 32 bits");
         let kernel = self.kernels.of::<CopyKernels>().transpose_each.of(input.format);
         let tiles = input.len / (rows * columns) * rows.div_ceil(TILE) * columns.div_ceil(TILE);
-        let blocks = tiles.clamp(1, self.streams.max_blocks()) as u32;
+        let blocks = size32(tiles.clamp(1, self.streams.max_blocks()));
         let launch = Launch { blocks: (blocks, 1), threads: (BLOCK, 1), shared_bytes: 0 };
-        let (len, rows, columns) = (input.len as u64, rows as u32, columns as u32);
+        let (len, rows, columns) = (input.len as u64, size32(rows), size32(columns));
         launch!(self.streams, kernel, launch, len, rows, columns, input.pointer, output.pointer);
     }
 
@@ -110,7 +110,7 @@ impl CopyOperations for Cuda {
             |GatheredRows { columns, table, into }: &GatheredRows<CudaView<'_>, CudaViewMut<'_>>| {
                 let columns = if into.len == 0 { 0 } else { *columns };
                 assert!(into.len == numbers.len * columns && table.format == Format::F32);
-                columns as u32
+                size32(columns)
             };
         let [columns, others] = [&first, &second].map(columns_of);
         assert_eq!(second.into.format, Format::F32, "no format rounds the second rows");
@@ -119,7 +119,7 @@ impl CopyOperations for Cuda {
         }
         let launch = self.streams.over(first.into.len.max(second.into.len), 8);
         let kernel = self.kernels.of::<CopyKernels>().gather_rows.of(first.into.format);
-        let (rows, numbers) = (numbers.len as u32, numbers.pointer);
+        let (rows, numbers) = (size32(numbers.len), numbers.pointer);
         let (table, into) = (first.table.pointer, first.into.pointer);
         let (other_table, other_into) = (second.table.pointer, second.into.pointer);
         launch!(

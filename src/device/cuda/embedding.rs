@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, Launch, launch};
+use super::runtime::launch::{BLOCK, Launch, launch, size32};
 use crate::device::{EmbeddingOperations, EmbeddingShape, RowSums};
 
 kernel_table!(EmbeddingKernels in "embedding.cu" {
@@ -33,9 +33,9 @@ impl EmbeddingOperations for Cuda {
             kernel,
             self.streams.over(output.len, 8),
             output.len as u64,
-            first as u32,
-            rows as u32,
-            columns as u32,
+            size32(first),
+            size32(rows),
+            size32(columns),
             tokens.pointer,
             table.pointer,
             output.pointer,
@@ -62,11 +62,10 @@ impl EmbeddingOperations for Cuda {
         let wanted = self.streams.max_blocks().div_ceil(rows).min(num_tokens.div_ceil(BLOCK as usize));
         let num_own = num_tokens.div_ceil(wanted.clamp(1, MOST_PARTIAL_SUMS));
         let num_sums = num_tokens.div_ceil(num_own);
-        let blocks = (rows as u32, num_sums as u32);
+        let blocks = (size32(rows), size32(num_sums));
         let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
         let kernel = self.kernels.of::<EmbeddingKernels>().embed_backward.of(gradient.format);
-        let [num_tokens, num_own, first, columns] =
-            [num_tokens, num_own, first, columns].map(|size| size as u32);
+        let [num_tokens, num_own, first, columns] = [num_tokens, num_own, first, columns].map(size32);
         let (tokens, gradient, streams) = (tokens.pointer, gradient.pointer, &self.streams);
         self.partial_sums.sum_parts(&table_gradient, num_sums, accumulate, |sums, adds| {
             let adds = i32::from(adds);
@@ -85,7 +84,7 @@ impl EmbeddingOperations for Cuda {
             kernel,
             self.streams.over(input.len, 8),
             input.len as u64,
-            table.len as u32,
+            size32(table.len),
             input.pointer,
             table.pointer,
             output.pointer,

@@ -5,7 +5,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::{Format, Precision};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch, size32};
 use super::runtime::partial_sums::SUM_COLUMNS;
 use super::runtime::product::{
     AUXILIARY_MULTIPLE, Epilogue, EpilogueFunction, Operand, Product, ProductOutput,
@@ -47,7 +47,7 @@ impl SmallFactor {
     /// `are_columns`.
     fn new(operand: &Operand, [rows, columns]: [usize; 2], are_columns: bool) -> SmallFactor {
         let (row_stride, column_stride) =
-            if operand.transposed { (columns as u32, 1) } else { (1, rows as u32) };
+            if operand.transposed { (size32(columns), 1) } else { (1, size32(rows)) };
         let (line_stride, term_stride) =
             if are_columns { (column_stride, row_stride) } else { (row_stride, column_stride) };
         SmallFactor { values: operand.pointer, saved: 0, activation: 0, line_stride, term_stride }
@@ -55,7 +55,7 @@ impl SmallFactor {
 
     /// Returns the gradients before an activation, from those after it.
     fn before(self, activation: Activation, saved: u64) -> SmallFactor {
-        SmallFactor { saved, activation: number(activation) as u32, ..self }
+        SmallFactor { saved, activation: number(activation).cast_unsigned(), ..self }
     }
 }
 
@@ -81,9 +81,9 @@ impl TiledProduct {
     fn new(product: &Product, relu: bool) -> TiledProduct {
         let [columns, rows, terms] = product.size;
         TiledProduct {
-            rows: rows as u32,
-            columns: columns as u32,
-            terms: terms as u32,
+            rows: size32(rows),
+            columns: size32(columns),
+            terms: size32(terms),
             accumulate: u32::from(product.accumulate),
             relu: u32::from(relu),
             left: SmallFactor::new(&product.right, [terms, rows], true),
@@ -298,12 +298,12 @@ impl LinearOperations for Cuda {
         };
         *gradient = gradient.before(activation, saved.pointer);
         let (gradient, input_tiles, weight_tiles) = (*gradient, of_input.tiles(), of_weight.tiles());
-        let bias_blocks = if bias_sum.is_some() { outputs.div_ceil(SUM_COLUMNS as usize) as u32 } else { 0 };
+        let bias_blocks = if bias_sum.is_some() { size32(outputs.div_ceil(SUM_COLUMNS as usize)) } else { 0 };
         let blocks = (input_tiles + weight_tiles + bias_blocks, 1);
         let launch = Launch { blocks, threads: (BLOCK, 1), shared_bytes: 0 };
         let bias = bias_sum.map_or(0, |(sum, _)| sum.pointer);
         let kernel = &self.kernels.of::<LinearKernels>().linear_backward;
-        let (rows, outputs, accumulate) = (rows as u32, outputs as u32, i32::from(accumulate));
+        let (rows, outputs, accumulate) = (size32(rows), size32(outputs), i32::from(accumulate));
         launch!(
             self.streams,
             kernel,

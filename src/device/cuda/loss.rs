@@ -3,7 +3,7 @@
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{Launch, launch};
+use super::runtime::launch::{Launch, launch, size32};
 use crate::device::{CrossEntropyOperands, LossOperations, LossShape, logit_statistics, totals};
 
 kernel_table!(LossKernels in "loss.cu" {
@@ -26,7 +26,7 @@ const _: () = {
 /// Returns the launch of a kernel with a warp for each of `rows` rows.
 fn warps(rows: usize) -> Launch {
     let (blocks, threads) = (rows.div_ceil(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK);
-    Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 }
+    Launch { blocks: (size32(blocks), 1), threads: (size32(threads), 1), shared_bytes: 0 }
 }
 
 impl LossOperations for Cuda {
@@ -47,8 +47,8 @@ impl LossOperations for Cuda {
             self.streams,
             kernel,
             warps(rows),
-            rows as u32,
-            columns as u32,
+            size32(rows),
+            size32(columns),
             scale,
             logits.pointer,
             labels.pointer,
@@ -73,9 +73,9 @@ impl LossOperations for Cuda {
             self.streams,
             self.kernels.of::<LossKernels>().find_logit_statistics.of(logits.format),
             warps(rows),
-            rows as u32,
-            columns as u32,
-            classes.terms().start as u32,
+            size32(rows),
+            size32(columns),
+            size32(classes.terms().start),
             logits.pointer,
             labels.pointer,
             statistics.pointer,
@@ -96,9 +96,9 @@ impl LossOperations for Cuda {
             self.streams,
             self.kernels.of::<LossKernels>().sum_exponentials.of(logits.format),
             warps(rows),
-            rows as u32,
-            columns as u32,
-            (statistics.len / (logit_statistics::LEN * rows)) as u32,
+            size32(rows),
+            size32(columns),
+            size32(statistics.len / (logit_statistics::LEN * rows)),
             logits.pointer,
             statistics.pointer,
             exponentials.pointer,
@@ -122,10 +122,10 @@ impl LossOperations for Cuda {
             self.streams,
             kernel,
             warps(rows),
-            rows as u32,
-            columns as u32,
-            classes.terms().start as u32,
-            (statistics.len / (logit_statistics::LEN * rows)) as u32,
+            size32(rows),
+            size32(columns),
+            size32(classes.terms().start),
+            size32(statistics.len / (logit_statistics::LEN * rows)),
             scale,
             logits.pointer,
             labels.pointer,
@@ -154,7 +154,7 @@ impl LossOperations for Cuda {
             self.kernels.of::<LossKernels>().mean_squared_error.of(output.format),
             self.streams.over(output.len, 8),
             output.len as u64,
-            shape.columns as u32,
+            size32(shape.columns),
             shape.scale,
             output.pointer,
             targets.map_or(0, |targets| targets.pointer),

@@ -23,7 +23,7 @@ use cudarc::driver::sys::CUdeviceptr;
 
 use super::runtime::buffer::CudaBuffer;
 use super::runtime::format::Format;
-use super::runtime::launch::{launch, launch_in};
+use super::runtime::launch::{launch, launch_in, size32};
 use super::runtime::message_memory::{AwareMemory, StagedMemory};
 use super::runtime::streams::Streams;
 use crate::memory::{
@@ -82,8 +82,8 @@ unsafe impl Arena for AwareArena {
             let (values, _) = self.lent.place(range);
             let inbox = self.memory.inbox.pointer() + (first * format.bytes()) as u64;
             let (kernel, launch) = (streams.kernels.add_terms.of(format), streams.over(range.len(), 4));
-            let (len, stride, count) = (range.len() as u64, *stride as u64, *count as u32);
-            let own = own.start as u32;
+            let (len, stride, count) = (range.len() as u64, *stride as u64, size32(*count));
+            let own = size32(own.start);
             launch_in!(streams, streams.h2d, kernel, launch, len, values, inbox, stride, count, own);
         }
         streams.note("adding what arrived", self.memory.added[lane].record(&streams.h2d));

@@ -5,7 +5,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
-use super::runtime::launch::{KernelArgument, Launch, launch};
+use super::runtime::launch::{KernelArgument, Launch, launch, size32};
 use crate::device::{CopyOperations, GroupNormShape, NormOperations, NormShape, RowSums};
 
 kernel_table!(NormKernels in "norm.cu" {
@@ -36,7 +36,7 @@ impl KernelArgument for GroupNormSizes {}
 impl GroupNormSizes {
     fn new(shape: &GroupNormShape) -> GroupNormSizes {
         let GroupNormShape { rows, positions, channels, groups, epsilon, relu } = *shape;
-        let [rows, positions, channels, groups] = [rows, positions, channels, groups].map(|size| size as u32);
+        let [rows, positions, channels, groups] = [rows, positions, channels, groups].map(size32);
         GroupNormSizes { rows, positions, channels, groups, epsilon, relu: u32::from(relu) }
     }
 }
@@ -53,14 +53,18 @@ const MOST_COLUMNS: usize = 1024;
 /// Returns a launch with a warp for each of `rows` vectors.
 fn over_rows(rows: usize) -> Launch {
     let (blocks, threads) = (rows.div_ceil(ROWS_PER_BLOCK), 32 * ROWS_PER_BLOCK);
-    Launch { blocks: (blocks as u32, 1), threads: (threads as u32, 1), shared_bytes: 0 }
+    Launch { blocks: (size32(blocks), 1), threads: (size32(threads), 1), shared_bytes: 0 }
 }
 
 /// Returns a launch with a block for each group of channels of an image.
 fn over_groups(shape: &GroupNormShape) -> Launch {
     let len = shape.positions * shape.group_len();
     let threads = len.next_multiple_of(32).clamp(32, 256);
-    Launch { blocks: (shape.rows as u32, shape.groups as u32), threads: (threads as u32, 1), shared_bytes: 0 }
+    Launch {
+        blocks: (size32(shape.rows), size32(shape.groups)),
+        threads: (size32(threads), 1),
+        shared_bytes: 0,
+    }
 }
 
 impl NormOperations for Cuda {
@@ -81,8 +85,8 @@ impl NormOperations for Cuda {
             self.streams,
             kernel,
             over_rows(rows),
-            rows as u32,
-            columns as u32,
+            size32(rows),
+            size32(columns),
             epsilon,
             i32::from(is_centred),
             input.pointer,
@@ -153,8 +157,8 @@ impl NormOperations for Cuda {
             self.streams,
             kernel,
             over_rows(rows),
-            rows as u32,
-            columns as u32,
+            size32(rows),
+            size32(columns),
             epsilon,
             i32::from(is_centred),
             input.pointer,
@@ -223,7 +227,7 @@ impl NormOperations for Cuda {
         assert!(input.len == output.len && input.len.is_multiple_of(weight.len));
         assert_eq!(input.format, output.format);
         let kernel = self.kernels.of::<NormKernels>().scale_columns.of(input.format);
-        let (launch, len, columns) = (self.streams.over(input.len, 1), input.len as u64, weight.len as u32);
+        let (launch, len, columns) = (self.streams.over(input.len, 1), input.len as u64, size32(weight.len));
         let (input, weight, output) = (input.pointer, weight.pointer, output.pointer);
         launch!(self.streams, kernel, launch, len, columns, input, weight, output);
     }
@@ -280,17 +284,17 @@ impl Cuda {
         let NormShape { rows, columns, epsilon, is_centred, .. } = *shape;
         let width = columns.min(MOST_COLUMNS);
         let launch = Launch {
-            blocks: (num_sums as u32, columns.div_ceil(width) as u32),
-            shared_bytes: (ROWS_PER_BLOCK * width * size_of::<f32>()) as u32,
+            blocks: (size32(num_sums), size32(columns.div_ceil(width))),
+            shared_bytes: size32(ROWS_PER_BLOCK * width * size_of::<f32>()),
             ..over_rows(rows)
         };
         launch!(
             self.streams,
             kernel,
             launch,
-            rows as u32,
-            columns as u32,
-            width as u32,
+            size32(rows),
+            size32(columns),
+            size32(width),
             epsilon,
             i32::from(is_centred),
             input.pointer,

@@ -3,7 +3,7 @@
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::{Kernel, kernel_table};
-use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch, launch_in};
+use super::runtime::launch::{BLOCK, KernelArgument, Launch, launch, launch_in, size32};
 use crate::device::{AdamStep, LionStep, OptimizerOperations, OptimizerStep, SgdStep, totals, update};
 use crate::sums::ExactSum;
 
@@ -184,7 +184,7 @@ impl OptimizerOperations for Cuda {
     fn clip(&self, squares: CudaView<'_>, largest: f64, update: CudaViewMut<'_>) {
         assert_eq!(update.len, update::LEN);
         let launch = Launch { blocks: (1, 1), threads: (BLOCK, 1), shared_bytes: 0 };
-        let (kernel, num) = (&self.kernels.of::<OptimizerKernels>().clip_gradient, squares.len as u32);
+        let (kernel, num) = (&self.kernels.of::<OptimizerKernels>().clip_gradient, size32(squares.len));
         launch!(self.streams, kernel, launch, num, largest, squares.pointer, update.pointer);
     }
 

@@ -17,7 +17,7 @@ use super::message::sums_only;
 use super::runtime::buffer::CudaBuffer;
 use super::runtime::format::Format;
 use super::runtime::ipc::address;
-use super::runtime::launch::{KernelArgument, launch_in};
+use super::runtime::launch::{KernelArgument, launch_in, size32};
 use super::runtime::machine::explain;
 use super::runtime::message_memory::PeerEvents;
 use super::runtime::streams::Streams;
@@ -64,7 +64,7 @@ impl PeerBuffer for LentToPeers {
     }
 
     fn start(&mut self, rank: usize, handles: &[MemoryHandle], work: &[PeerWork]) {
-        let mut peers = Peers { at: [0; MOST_PEERS], num: handles.len() as u32 };
+        let mut peers = Peers { at: [0; MOST_PEERS], num: size32(handles.len()) };
         for (other, handle) in handles.iter().enumerate() {
             let address =
                 if other == rank { Ok(self.pointer) } else { address(self.streams.ordinal, handle) };
@@ -96,7 +96,7 @@ impl LentToPeers {
         let (streams, kernel) = (&self.streams, self.streams.kernels.sum_peers.of(self.format));
         let launch = streams.over(range.len(), self.format.values_at_once());
         let (first, len) = (range.start as u64, range.len() as u64);
-        let (into, end) = (into.start as u32, into.end as u32);
+        let (into, end) = (size32(into.start), size32(into.end));
         launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, into, end);
     }
 
@@ -107,7 +107,7 @@ impl LentToPeers {
         let launch = streams.over(range.len() * units, 8);
         let (first, len) = ((range.start * units) as u64, (range.len() * units) as u64);
         let kernel = &streams.kernels.copy_to_peers;
-        let (from, into, end) = (from as u32, into.start as u32, into.end as u32);
+        let (from, into, end) = (size32(from), size32(into.start), size32(into.end));
         launch_in!(streams, streams.h2d, kernel, launch, first, len, peers, from, into, end);
     }
 }

@@ -4,7 +4,7 @@ use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::format::Format;
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
-use super::runtime::launch::{KernelArgument, launch};
+use super::runtime::launch::{KernelArgument, launch, size32};
 use crate::device::{PoolOperations, PoolShape};
 
 /// The most elements of a window whose places fit the 16 bits of bfloat16 memory.
@@ -36,17 +36,16 @@ impl KernelArgument for PoolSizes {}
 
 impl PoolSizes {
     fn new(shape: &PoolShape) -> PoolSizes {
-        let size = |size: usize| size as u32;
         PoolSizes {
-            rows: size(shape.rows),
-            height: size(shape.height),
-            width: size(shape.width),
-            channels: size(shape.channels),
-            window_height: size(shape.window_height),
-            window_width: size(shape.window_width),
-            stride_height: size(shape.stride_height),
-            stride_width: size(shape.stride_width),
-            padding: size(shape.padding),
+            rows: size32(shape.rows),
+            height: size32(shape.height),
+            width: size32(shape.width),
+            channels: size32(shape.channels),
+            window_height: size32(shape.window_height),
+            window_width: size32(shape.window_width),
+            stride_height: size32(shape.stride_height),
+            stride_width: size32(shape.stride_width),
+            padding: size32(shape.padding),
         }
     }
 }

@@ -29,6 +29,15 @@ pub(crate) struct Launch {
     pub(crate) shared_bytes: u32,
 }
 
+/// Returns a number of rows, columns or blocks as kernels take it.
+///
+/// # Panics
+/// It is over 2³² − 1.
+#[track_caller]
+pub(crate) fn size32(size: usize) -> u32 {
+    u32::try_from(size).expect("kernels take sizes below 2^32: choose smaller micro-batches")
+}
+
 /// Returns the address of a kernel's argument.
 pub(crate) fn address<T: KernelArgument>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
