@@ -81,7 +81,8 @@ unsafe impl Arena for AwareArena {
         if !range.is_empty() {
             let (values, _) = self.lent.place(range);
             let inbox = self.memory.inbox.pointer() + (first * format.bytes()) as u64;
-            let (kernel, launch) = (streams.kernels.add_terms.of(format), streams.over(range.len(), 4));
+            let kernel = streams.kernels.add_terms.of(format);
+            let launch = streams.over(range.len(), format.values_at_once());
             let (len, stride, count) = (range.len() as u64, *stride as u64, size32(*count));
             let own = size32(own.start);
             launch_in!(streams, streams.h2d, kernel, launch, len, values, inbox, stride, count, own);

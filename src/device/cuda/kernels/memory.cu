@@ -75,8 +75,8 @@ extern "C" __global__ void store_some(const __grid_constant__ Some values, uint3
     }
 }
 
-// The logarithm of the most terms of a sum.
-const int MOST_LEVELS = 16;
+// The logarithm of the most terms of a sum, and of the most that are added 16 bytes at a time.
+const int MOST_LEVELS = 16, FEW_LEVELS = 4;
 
 // Adds term number `at`, which `sum` is, to those of the sums before it that a binary tree over all terms,
 // cut off at the last, combines it with, as a binary counter counts; keeps it unless it is the last.
@@ -116,14 +116,14 @@ __device__ __forceinline__ Several<T, N> from_floats(const Several<float, N>& fl
     return values;
 }
 
-// Adds the received terms inbox[term][i] to values[i], which are term number `own`.
-template <class T>
+// Adds the received terms inbox[term][i] to values[i], which are term number `own`, EACH values at a time.
+template <uint32 EACH, int LEVELS, class T>
 __device__ __forceinline__ void add_terms(
     uint64 len, T* __restrict__ values, const T* __restrict__ inbox, uint64 stride, uint32 terms,
     uint32 own) {
-    over_values<4>(len, (uint64)values | (uint64)inbox | 4 * stride, [&](uint64 at, auto count) {
+    over_values<EACH>(len, (uint64)values | (uint64)inbox | 16 / EACH * stride, [&](uint64 at, auto count) {
         const uint32 N = count.value;
-        Several<float, N> pending[MOST_LEVELS], sum;
+        Several<float, N> pending[LEVELS], sum;
         for (uint32 term = 0; term <= terms; term++) {
             const T* others = inbox + (term < own ? term : term - 1) * stride;
             sum = to_floats<N>(load<N>(term == own ? values + at : others + at));
@@ -136,7 +136,11 @@ __device__ __forceinline__ void add_terms(
 #define ADDITIONS(T, name)                                                                                   \
     extern "C" __global__ void add_terms_##name(                                                             \
         uint64 len, T* values, const T* inbox, uint64 stride, uint32 terms, uint32 own) {                    \
-        add_terms<T>(len, values, inbox, stride, terms, own);                                                \
+        if (terms < 1 << FEW_LEVELS) {                                                                       \
+            add_terms<16 / sizeof(T), FEW_LEVELS>(len, values, inbox, stride, terms, own);                   \
+        } else {                                                                                             \
+            add_terms<4, MOST_LEVELS>(len, values, inbox, stride, terms, own);                               \
+        }                                                                                                    \
     }
 
 FOR_BOTH(ADDITIONS)
