@@ -59,8 +59,7 @@ fn train(world: &World) -> Result<()> {
         let outputs = &values[model.layers.len()];
         model.loss.evaluate(&device, &shape, outputs, &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {
-            let tape =
-                Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
+            let tape = Tape::<'_, Cpu>::new(&values[at], &[], &values[at + 1]);
             let own = Section::of_chain(rows, false);
             let sums = Some((&mut gradients, own));
             layer.backward_activation(&device, &tape, &mut gradient, sums);

@@ -71,8 +71,7 @@ fn train(world: &World) -> Result<()> {
                 all.receive(&mut gradient, rank + 1, micro_batch as i32)?;
             }
             for (at, layer) in stage.iter().enumerate().rev() {
-                let tape =
-                    Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
+                let tape = Tape::<'_, Cpu>::new(&values[at], &[], &values[at + 1]);
                 let own = Section::of_chain(ROWS, true);
                 let sums = Some((&mut gradients, own));
                 layer.backward_activation(&device, &tape, &mut gradient, sums);

@@ -71,8 +71,7 @@ fn train(world: &World) -> Result<()> {
         let (mut sums, mut gradient) = ([0.0; totals::LEN], vec![0.0; BATCH * model.output.len()]);
         model.loss.evaluate(&device, &shape, &values[4], &labels, &mut gradient, &mut sums);
         for (at, layer) in model.layers.iter().enumerate().rev() {
-            let tape =
-                Tape::<'_, Cpu> { input: &values[at], saved: &[], output: &values[at + 1], draws: None };
+            let tape = Tape::<'_, Cpu>::new(&values[at], &[], &values[at + 1]);
             let own = Section::of_chain(BATCH, false);
             let sums = Some((&mut gradients, own));
             layer.backward_activation(&device, &tape, &mut gradient, sums);

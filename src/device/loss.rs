@@ -5,6 +5,7 @@
 //! exchange a few values of each row are operations of their own, with the bits of
 //! [`cross_entropy`](LossOperations::cross_entropy).
 
+use super::activation::Activation;
 use super::memory::MemoryOperations;
 use crate::sums::{Leaves, Section};
 
@@ -27,6 +28,22 @@ impl LossShape {
     /// Returns the shape of a loss of whole rows, whose sums over columns have one leaf.
     pub fn whole(rows: usize, columns: usize, scale: f32) -> LossShape {
         LossShape { rows, columns, scale, classes: Section::whole(Leaves { len: columns, num: 1 }) }
+    }
+}
+
+/// The outputs of a network, `[rows, columns]`, for a loss.
+#[derive(Debug, Clone, Copy)]
+pub struct LossOutputs<V> {
+    /// The outputs.
+    pub values: V,
+    /// If the gradient is to be that of the values before the activation that gives the outputs: the
+    /// activation, and what its forward pass saved if [`Activation::saves`], otherwise the outputs.
+    pub activation: Option<(Activation, V)>,
+}
+
+impl<V> From<V> for LossOutputs<V> {
+    fn from(values: V) -> LossOutputs<V> {
+        LossOutputs { values, activation: None }
     }
 }
 
@@ -91,11 +108,12 @@ pub trait LossOperations: MemoryOperations {
     );
 
     /// Computes the mean over columns of `(output − target)²` for each row, and its gradient times
-    /// `scale`; without targets, the mean of squares. Adds the rows' losses to `sums`.
+    /// `scale`, taken through the activation if there is one; without targets, the mean of squares. Adds the
+    /// rows' losses to `sums`.
     fn mean_squared_error(
         &self,
         shape: &LossShape,
-        output: Self::View<'_>,
+        outputs: LossOutputs<Self::View<'_>>,
         targets: Option<Self::View<'_>>,
         gradient: Self::ViewMut<'_>,
         sums: Self::ViewMut<'_>,

@@ -1,6 +1,6 @@
 //! Loss functions.
 
-use crate::device::{Device, LossShape};
+use crate::device::{Device, LossOutputs, LossShape};
 
 /// A loss: the mean of the predictions' losses over the global batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,11 @@ impl Loss {
         }
     }
 
+    /// Returns true if [`Loss::evaluate_through`] takes the gradient through an activation.
+    pub fn takes_activation(self) -> bool {
+        self != Loss::CrossEntropy
+    }
+
     /// Returns true if a row's output can be right or wrong.
     pub fn has_accuracy(self) -> bool {
         self == Loss::CrossEntropy
@@ -40,8 +45,25 @@ impl Loss {
         gradient: D::ViewMut<'_>,
         sums: D::ViewMut<'_>,
     ) {
+        self.evaluate_through(device, shape, outputs.into(), targets, gradient, sums);
+    }
+
+    /// Does what [`Loss::evaluate`] does, but the gradient is that of the values before the activation of
+    /// `outputs`, if they have one.
+    pub fn evaluate_through<D: Device>(
+        self,
+        device: &D,
+        shape: &LossShape,
+        outputs: LossOutputs<D::View<'_>>,
+        targets: D::View<'_>,
+        gradient: D::ViewMut<'_>,
+        sums: D::ViewMut<'_>,
+    ) {
         match self {
-            Loss::CrossEntropy => device.cross_entropy(shape, outputs, targets, gradient, sums),
+            Loss::CrossEntropy => {
+                assert!(outputs.activation.is_none(), "logits are before any activation");
+                device.cross_entropy(shape, outputs.values, targets, gradient, sums);
+            }
             Loss::MeanSquaredError => {
                 device.mean_squared_error(shape, outputs, Some(targets), gradient, sums)
             }

@@ -215,6 +215,9 @@ impl Layout {
                 layout.add_stage(model, index, &parts, run.clone(), head);
             }
         }
+        if !plan.recompute {
+            layout.stages.iter_mut().for_each(Stage::join_loss_and_activation);
+        }
         if !plan.keeps_all_gradients() {
             layout.stages.iter_mut().for_each(Stage::share_gradients);
         }

@@ -4,11 +4,12 @@
 //! On a machine without a GPU the emulator in `tests/cuda/emulator` takes its place. It runs the
 //! same kernels on the CPU, as late and as far out of order as CUDA allows.
 
-mod comparison;
-mod divided_losses;
-mod image_twins;
-mod messages;
+#[macro_use]
 mod operations;
+mod comparison;
+mod image_twins;
+mod losses;
+mod messages;
 #[path = "../support/mod.rs"]
 mod support;
 mod twins;

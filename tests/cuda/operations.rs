@@ -1,10 +1,9 @@
 //! Every operation of a device as a value, on arrays by number.
 
 use phalanx::device::{
-    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, CrossEntropyOperands, Device,
-    DropoutShape, EmbeddingShape, Gate, GatheredRows, GroupNormShape, LinearShape, LinearTape, LossShape,
-    NormShape, OptimizerStep, PoolShape, Role, Rotation, RowSums, StepTotals, ViewedSums, WeightOperands,
-    totals, update,
+    Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, DropoutShape,
+    EmbeddingShape, Gate, GatheredRows, GroupNormShape, LinearShape, LinearTape, NormShape, OptimizerStep,
+    PoolShape, Role, Rotation, RowSums, ViewedSums, WeightOperands, totals, update,
 };
 
 /// An operation on arrays by number, which must not write those that it reads.
@@ -274,52 +273,6 @@ operation!(TransposeEach { rows: usize, columns: usize }, |this, device, views, 
 operation!(CopyBlock { shape: BlockShape }, |this, device, views, outs| {
     device.copy_block(&this.shape, views[0], outs[0].take().unwrap())
 });
-operation!(CrossEntropy { shape: LossShape }, |this, device, views, outs| {
-    with_totals(device, outs[1].take().unwrap(), |sums| {
-        device.cross_entropy(&this.shape, views[0], views[1], outs[0].take().unwrap(), sums);
-    })
-});
-operation!(LogitStatistics { shape: LossShape }, |this, device, views, outs| {
-    device.find_logit_statistics(&this.shape, views[0], views[1], outs[0].take().unwrap())
-});
-operation!(DividedCrossEntropy { shape: LossShape }, |this, device, views, outs| {
-    let &[logits, labels, statistics, exponentials] = &views[..] else { panic!("there are four") };
-    let LossShape { rows, columns, .. } = this.shape;
-    let mut gradient = device.allocate(rows * columns, Role::Activations).unwrap();
-    let view = device.view_mut(&mut gradient, 0..rows * columns);
-    device.sum_exponentials(&this.shape, logits, statistics, view, outs[0].take().unwrap());
-    let operands = CrossEntropyOperands { logits, labels, statistics, exponentials };
-    let view = device.view_mut(&mut gradient, 0..rows * columns);
-    with_totals(device, outs[2].take().unwrap(), |sums| {
-        device.finish_cross_entropy(&this.shape, &operands, view, sums);
-    });
-    device.copy(device.view(&gradient, 0..rows * columns), outs[1].take().unwrap());
-});
-operation!(SquaredError { shape: LossShape, targets: bool }, |this, device, views, outs| {
-    let targets = this.targets.then(|| views[1]);
-    with_totals(device, outs[1].take().unwrap(), |sums| {
-        device.mean_squared_error(&this.shape, views[0], targets, outs[0].take().unwrap(), sums);
-    })
-});
-
-/// Runs a loss on totals that are not 0, and writes those after it to `into`.
-fn with_totals<D: Device>(device: &D, into: D::ViewMut<'_>, evaluate: impl FnOnce(D::ViewMut<'_>)) {
-    let mut sums = device.allocate(totals::LEN, Role::Exact).unwrap();
-    write(device, device.view_mut(&mut sums, 0..totals::NUM_VALUES), [0.25; totals::NUM_VALUES]);
-    evaluate(device.view_mut(&mut sums, 0..totals::LEN));
-    let reading = device.take_totals(device.view_mut(&mut sums, 0..totals::LEN)).unwrap();
-    let StepTotals { loss, correct, gradient_squares } = device.finish_totals(reading).unwrap();
-    write(device, into, [loss.value(), correct, gradient_squares].map(|total| total as f32));
-}
-
-fn write<D: Device>(device: &D, into: D::ViewMut<'_>, values: [f32; totals::NUM_VALUES]) {
-    let mut fill = |memory: &mut [f32]| {
-        memory.copy_from_slice(&values);
-        Ok(())
-    };
-    device.write(into, &mut fill).unwrap();
-}
-
 /// An optimizer's step: reads its update and the gradient, writes parameters, slots and totals.
 pub struct Optimizer {
     pub step: OptimizerStep,

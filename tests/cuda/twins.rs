@@ -5,14 +5,14 @@ use phalanx::comm::World;
 use phalanx::device::prelude::*;
 use phalanx::device::{
     Activation, AdamStep, AttentionDropout, AttentionShape, BlockShape, Cuda, DropoutMask, DropoutShape,
-    EmbeddingShape, Gate, LinearShape, LionStep, LossShape, OptimizerStep, Precision, Role, Rotation,
-    SgdStep, WeightLayout, totals, update,
+    EmbeddingShape, Gate, LinearShape, LionStep, OptimizerStep, Precision, Role, Rotation, SgdStep,
+    WeightLayout, totals, update,
 };
 
 use super::comparison::{
     Array, DIFFERENCES, before, compare, exact, given, output, random, same_bits, weights,
 };
-use super::divided_losses::divided_losses;
+use super::losses::{divided_losses, losses};
 use super::operations::*;
 use super::support::soak;
 
@@ -239,32 +239,6 @@ fn attention(cuda: &Cuda, tolerance: f32) {
                 let operation = Rotate { num_read: 1, shape, rotation };
                 compare(&format!("rotate {shape:?}"), cuda, tolerance, &arrays, &operation);
             }
-        }
-    }
-}
-
-fn losses(cuda: &Cuda, tolerance: f32) {
-    for (rows, columns) in [(1, 1), (1, 2), (5, 10), (128, 10), (129, 3), (37, 100)] {
-        let shape = LossShape::whole(rows, columns, 1.0 / rows as f32);
-        let mut logits: Vec<f32> = random(rows * columns, 1).into_iter().map(|x| 8.0 * x).collect();
-        // of two equal maxima the first counts
-        if columns > 2 {
-            (logits[1], logits[2]) = (9.0, 9.0);
-        }
-        let labels = (0..rows).map(|row| if row == 0 { 0 } else { row % columns } as f32).collect();
-        let sums = exact(vec![f32::NAN; totals::NUM_VALUES]);
-        let arrays = [given(logits), exact(labels), output(rows * columns), sums.clone()];
-        compare(&format!("{shape:?}"), cuda, tolerance, &arrays, &CrossEntropy { num_read: 2, shape });
-        for targets in [true, false] {
-            let [outputs, goals] = [2, 3].map(|seed| random(rows * columns, seed));
-            let arrays = [given(outputs), exact(goals), output(rows * columns), sums.clone()];
-            compare(
-                &format!("{shape:?}"),
-                cuda,
-                tolerance,
-                &arrays,
-                &SquaredError { num_read: 2, shape, targets },
-            );
         }
     }
 }

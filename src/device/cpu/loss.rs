@@ -7,7 +7,9 @@ use super::Cpu;
 use super::loops::{CHUNK, sum_of_squares};
 use super::softmax::{ClassSteps, RowOfLogits, add_up, exponentials, finish_row, first_largest};
 use crate::device::logit_statistics::{BEST, LARGEST, LEN, OF_LABEL};
-use crate::device::{CrossEntropyOperands, LossOperations, LossShape, totals};
+use crate::device::{
+    ActivationOperations, BiasShape, CrossEntropyOperands, LossOperations, LossOutputs, LossShape, totals,
+};
 use crate::sums::{ExactSum, MOST_PENDING};
 
 thread_local! {
@@ -130,7 +132,7 @@ impl LossOperations for Cpu {
     fn mean_squared_error(
         &self,
         shape: &LossShape,
-        output: &[f32],
+        outputs: LossOutputs<&[f32]>,
         targets: Option<&[f32]>,
         gradient: &mut [f32],
         sums: &mut [f32],
@@ -148,7 +150,7 @@ impl LossOperations for Cpu {
                 |range, gradient, [losses]| {
                     for (at, row) in range.enumerate() {
                         let gradient = &mut gradient[at * columns..][..columns];
-                        let output = &output[row * columns..][..columns];
+                        let output = &outputs.values[row * columns..][..columns];
                         match targets.map(|targets| &targets[row * columns..][..columns]) {
                             Some(targets) => {
                                 let values = gradient.iter_mut().zip(output).zip(targets);
@@ -168,6 +170,9 @@ impl LossOperations for Cpu {
             );
             add_losses(losses, sums);
         });
+        if let Some((activation, saved)) = outputs.activation {
+            self.activation_backward(activation, BiasShape { columns, positions: 1 }, saved, gradient, None);
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 //! Losses with their gradients.
 
+use super::activation::number;
 use super::runtime::buffer::{CudaView, CudaViewMut};
 use super::runtime::gpu::Cuda;
 use super::runtime::kernels::kernel_table;
 use super::runtime::launch::{Launch, launch, size32};
-use crate::device::{CrossEntropyOperands, LossOperations, LossShape, logit_statistics, totals};
+use crate::device::{
+    Activation, CrossEntropyOperands, LossOperations, LossOutputs, LossShape, logit_statistics, totals,
+};
 
 kernel_table!(LossKernels in "loss.cu" {
     cross_entropy: KernelPair,
@@ -141,11 +144,14 @@ impl LossOperations for Cuda {
     fn mean_squared_error(
         &self,
         shape: &LossShape,
-        output: CudaView<'_>,
+        outputs: LossOutputs<CudaView<'_>>,
         targets: Option<CudaView<'_>>,
         gradient: CudaViewMut<'_>,
         sums: CudaViewMut<'_>,
     ) {
+        let output = outputs.values;
+        let (activation, saved) = outputs.activation.unwrap_or((Activation::Identity, output));
+        assert!(saved.len == output.len && saved.format == output.format);
         assert!(output.len == gradient.len && output.format == gradient.format);
         assert!(targets.as_ref().is_none_or(|targets| targets.len >= output.len));
         assert_eq!(sums.len, totals::LEN);
@@ -158,6 +164,8 @@ impl LossOperations for Cuda {
             shape.scale,
             output.pointer,
             targets.map_or(0, |targets| targets.pointer),
+            number(activation),
+            saved.pointer,
             gradient.pointer,
             self.partial_sums.of_blocks(),
             self.partial_sums.blocks_done(),

@@ -70,8 +70,12 @@ impl LayerPasses for ActivationLayer {
         gradient: D::ViewMut<'_>,
         _sums: Option<(LayerSums<'_, D>, Section)>,
     ) {
-        let saved = tape.of_activation(self.activation);
+        let activation = tape.remaining(self.activation);
+        if activation == Activation::Identity {
+            return;
+        }
+        let saved = tape.of_activation(activation);
         let shape = BiasShape { columns: self.features.len(), positions: 1 };
-        device.activation_backward(self.activation, shape, saved, gradient, None);
+        device.activation_backward(activation, shape, saved, gradient, None);
     }
 }

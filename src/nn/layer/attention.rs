@@ -109,7 +109,7 @@ impl LayerPasses for AttentionLayer {
         input_gradient: D::ViewMut<'_>,
     ) {
         if self.shape.groups > 0 {
-            let Tape { input, saved, output, draws } = *tape;
+            let Tape { input, saved, output, draws, .. } = *tape;
             let shape = self.shape(rows, draws);
             device.attention_backward(&shape, input, saved, output, gradient, input_gradient);
         }

@@ -170,7 +170,7 @@ impl LayerPasses for LinearLayer {
         gradient: D::ViewMut<'_>,
         sums: Option<(LayerSums<'_, D>, Section)>,
     ) {
-        self.through_activation(device, self.activation, tape, gradient, sums);
+        self.through_activation(device, tape.remaining(self.activation), tape, gradient, sums);
     }
 
     fn add_bias_gradient<D: Device>(
@@ -220,7 +220,8 @@ impl LayerPasses for LinearLayer {
         mut sums: LayerSums<'_, D>,
         input_gradient: D::ViewMut<'_>,
     ) {
-        let (TapedRows { tape, gradient, section }, activation) = (rows, self.activation);
+        let TapedRows { tape, gradient, section } = rows;
+        let activation = tape.remaining(self.activation);
         let saved = tape.of_activation(activation);
         let linear = LinearTape { input: tape.input, activation, saved, gradient: *gradient };
         let sums = sums.of_weight_and_bias(device, self.bias, section.times(self.positions()));

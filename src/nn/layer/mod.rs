@@ -150,6 +150,17 @@ impl Layer {
         matches!(&self.kind, LayerKind::Linear(linear) if linear.is_tied)
     }
 
+    /// Returns the activation that ends the layer, if a loss may take its gradient through it:
+    /// [`Tape::is_through_activation`].
+    pub fn activation_for_loss(&self) -> Option<Activation> {
+        let activation = match &self.kind {
+            LayerKind::Linear(linear) => linear.activation,
+            LayerKind::Activation(alone) => alone.activation,
+            _ => return None,
+        };
+        (activation != Activation::Identity).then_some(activation)
+    }
+
     /// Returns the shape of one row of output.
     pub fn output(&self) -> Features {
         each_kind!(self, kind => kind.output())

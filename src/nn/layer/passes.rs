@@ -340,11 +340,24 @@ pub struct Tape<'a, D: Device> {
     pub output: D::View<'a>,
     /// The draws of the forward pass, unless it was an evaluation.
     pub draws: Option<Draws>,
+    /// True if the loss has taken the gradient through the activation that ends the layer.
+    pub is_through_activation: bool,
 }
 
 impl<'a, D: Device> Tape<'a, D> {
+    /// Returns the arrays `input`, `saved` and `output` of a forward pass without draws.
+    pub fn new(input: D::View<'a>, saved: D::View<'a>, output: D::View<'a>) -> Tape<'a, D> {
+        Tape { input, saved, output, draws: None, is_through_activation: false }
+    }
+
+    /// Returns the activation through which the gradient has yet to be taken, of a layer that ends with
+    /// `activation`.
+    pub(super) fn remaining(&self, activation: Activation) -> Activation {
+        if self.is_through_activation { Activation::Identity } else { activation }
+    }
+
     /// Returns the array that the backward pass of `activation`, which ends the layer, reads.
-    pub(super) fn of_activation(&self, activation: Activation) -> D::View<'a> {
+    pub fn of_activation(&self, activation: Activation) -> D::View<'a> {
         if activation.saves() { self.saved } else { self.output }
     }
 }

@@ -148,7 +148,9 @@ impl Stage {
         let saved = view(&activations.saved[at], self.saved_width(at));
         let input = value(&self.points[self.pieces[at].input]);
         let draws = activations.draws.map(|draws| Draws { first_row: draws.first_row + rows.start, ..draws });
-        Tape { input, saved, output: value(&self.points[at + 1]), draws }
+        let is_through_activation = at + 1 == self.pieces.len() && self.loss_activation.is_some();
+        let tape = Tape::new(input, saved, value(&self.points[at + 1]));
+        Tape { draws, is_through_activation, ..tape }
     }
 
     fn backward_fused<D: Device>(

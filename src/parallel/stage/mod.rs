@@ -44,7 +44,7 @@ use super::tensor::division::FeatureDivision;
 use super::tensor::exchange::{Exchanger, MessageLengths, here, here_mut};
 use super::tensor::{LayerPart, Piece};
 use crate::Result;
-use crate::device::{Device, LossShape, totals};
+use crate::device::{Activation, Device, LossOutputs, LossShape, totals};
 use crate::nn::{FlatBuffer, Loss, Model, SplitRule};
 use crate::parallel::settle;
 use crate::trace::{self, Name};
@@ -103,6 +103,8 @@ pub struct Stage {
     num_gradients: usize,
     /// The numbers of the arrays that transient points share: of values and of gradients.
     transient: Option<[usize; 2]>,
+    /// The activation that ends the last layer, if the loss takes the gradient through it.
+    loss_activation: Option<Activation>,
     /// True if the gradient of a value is gone after the pass of the piece that gives the value.
     shares_gradients: bool,
 }
@@ -131,8 +133,29 @@ impl Stage {
         }
         let (tensors, transient) = (first_tensor..tensor, builder.number_transients());
         let StageBuilder { pieces, points, num_values, num_gradients, .. } = builder;
-        let shares_gradients = false;
-        Stage { index, tensors, head, pieces, points, num_values, num_gradients, transient, shares_gradients }
+        Stage {
+            index,
+            tensors,
+            head,
+            pieces,
+            points,
+            num_values,
+            num_gradients,
+            transient,
+            loss_activation: None,
+            shares_gradients: false,
+        }
+    }
+
+    /// Lets the loss take the gradient through the activation that ends the last layer, if it can: that saves
+    /// a pass over the gradient. Only where no forward pass is repeated, because the loss reads what the
+    /// activation saved.
+    pub fn join_loss_and_activation(&mut self) {
+        let takes = self.head.is_some_and(|head| head.loss.takes_activation() && head.share.sum.is_none());
+        self.loss_activation = match self.pieces.last().map(|last| &last.piece) {
+            Some(Piece::Layer(layer)) if takes => layer.activation_for_loss(),
+            _ => None,
+        };
     }
 
     /// Returns the number of pieces.
@@ -238,8 +261,9 @@ impl Stage {
     }
 
     /// Adds the loss of the outputs to `sums`, and writes its gradient, times `scale`, as the
-    /// gradient of the outputs. Only in the last stage, and for at least one row. Collective over the
-    /// tensor axis.
+    /// gradient of the outputs, or of the values before their activation: see
+    /// [`Stage::join_loss_and_activation`]. Only in the last stage, and for at least one row. Collective
+    /// over the tensor axis.
     ///
     /// # Errors
     /// There is no memory for messages.
@@ -263,11 +287,16 @@ impl Stage {
             return exchanger.cross_entropy(sum, rows, &shape, arrays);
         }
         let device = exchanger.device;
-        let outputs = device.view(logits, 0..rows * head.row_len());
+        let values = device.view(logits, 0..rows * head.row_len());
+        let activation = self.loss_activation.map(|activation| {
+            let tape = self.tape(device, self.pieces.len() - 1, 0..rows, activations);
+            (activation, tape.of_activation(activation))
+        });
+        let outputs = LossOutputs { values, activation };
         let targets = device.view(labels, 0..rows * head.targets_per_row());
         let gradient = device.view_mut(gradient, 0..rows * head.row_len());
         let sums = device.view_mut(sums, 0..totals::LEN);
-        head.loss.evaluate(device, &shape, outputs, targets, gradient, sums);
+        head.loss.evaluate_through(device, &shape, outputs, targets, gradient, sums);
         Ok(())
     }
 }

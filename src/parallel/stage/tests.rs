@@ -153,6 +153,28 @@ fn gradients_accumulate_in_every_layer() {
     }
 }
 
+/// The loss takes the gradient through the last activation, with the same bits.
+#[test]
+fn losses_join_the_last_activation() {
+    let linear = |bias| Module::linear(5, bias);
+    for activation in [Activation::Relu, Activation::Gelu, Activation::Tanh] {
+        // fused with the layer before, and on its own
+        for last in [vec![linear(true)], vec![linear(false)], vec![linear(true), Module::RmsNorm]] {
+            let modules = [vec![linear(true)], last, vec![Module::Activation(activation)]].concat();
+            for pass in [Pass::Whole, Pass::Inputs] {
+                let new = || Probe::new(modules.clone(), Features::Flat(4), Loss::MeanSquaredError);
+                let (mut apart, mut joined) = (new(), new());
+                joined.stage.join_loss_and_activation();
+                assert_eq!(joined.stage.loss_activation, Some(activation));
+                assert_eq!(joined.backward(1, pass), apart.backward(1, pass), "{activation:?}, {pass:?}");
+            }
+        }
+    }
+    let mut logits = Probe::new(vec![linear(true)], Features::Flat(4), Loss::CrossEntropy);
+    logits.stage.join_loss_and_activation();
+    assert_eq!(logits.stage.loss_activation, None);
+}
+
 /// Returns a stage of all layers of a network.
 fn stage(modules: Vec<Module>, width: usize) -> Stage {
     let loss = Loss::MeanSquaredError;

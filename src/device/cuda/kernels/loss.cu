@@ -1,5 +1,7 @@
 // Losses with their gradients. The loss is added to `sums[0]`, correct predictions to `sums[1]`.
 
+#include "activation.cuh"
+
 // Cross-entropy takes a warp for each row.
 //
 // What is known of a row's logits, over some classes or all: `statistics` is `[LEN, rows]` for each part
@@ -168,14 +170,19 @@ __device__ __forceinline__ void cross_entropy_of_part(
     add_predictions(loss, correct, partials, blocks_done, sums);
 }
 
-// The mean over columns of (output − target)²; `targets` is null if all are 0.
+// The mean over columns of (output − target)²; `targets` is null if all are 0. The gradient is that before
+// the activation, of which `saved` is what the forward pass saved, or the output.
 template <class T>
 __device__ __forceinline__ void mean_squared_error(
-    uint64 len, uint32 columns, float scale, const T* output, const float* targets, T* gradient,
-    float* partials, uint32* blocks_done, float* sums) {
+    uint64 len, uint32 columns, float scale, const T* output, const float* targets, int activation,
+    const T* saved, T* gradient, float* partials, uint32* blocks_done, float* sums) {
     float squares = 0, factor = 2 * scale / columns;
-    over_values<8>(len, (uint64)output | (uint64)targets | (uint64)gradient, [&](uint64 at, auto count) {
-        Several<T, count.value> values = load<count.value>(output + at);
+    uint64 alignment = (uint64)output | (uint64)targets | (uint64)saved | (uint64)gradient;
+    over_values<8>(len, alignment, [&](uint64 at, auto count) {
+        Several<T, count.value> values = load<count.value>(output + at), before = values;
+        if (activation != IDENTITY) {
+            before = load<count.value>(saved + at);
+        }
         Several<float, count.value> wanted = {};
         if (targets) {
             wanted = load<count.value>(targets + at);
@@ -183,7 +190,7 @@ __device__ __forceinline__ void mean_squared_error(
         for (uint32 i = 0; i < count.value; i++) {
             float difference = to_float(values.at[i]) - wanted.at[i];
             squares += difference * difference;
-            values.at[i] = from_float<T>(factor * difference);
+            values.at[i] = from_float<T>(derive(activation, factor * difference, before.at[i]));
         }
         store(gradient + at, values);
     });
@@ -216,10 +223,11 @@ __device__ __forceinline__ void mean_squared_error(
             partials, blocks_done, sums);                                                                    \
     }                                                                                                        \
     extern "C" __global__ void mean_squared_error_##name(                                                    \
-        uint64 len, uint32 columns, float scale, const T* output, const float* targets, T* gradient,         \
-        float* partials, uint32* blocks_done, float* sums) {                                                 \
+        uint64 len, uint32 columns, float scale, const T* output, const float* targets, int activation,      \
+        const T* saved, T* gradient, float* partials, uint32* blocks_done, float* sums) {                    \
         mean_squared_error<T>(                                                                               \
-            len, columns, scale, output, targets, gradient, partials, blocks_done, sums);                    \
+            len, columns, scale, output, targets, activation, saved, gradient, partials, blocks_done,        \
+            sums);                                                                                           \
     }
 
 FOR_BOTH(LOSSES)
