@@ -35,7 +35,7 @@ fn compile_all(capability: i32) -> String {
     }
     all.extend(variants.into_iter().map(|constants| (ATTENTION_SOURCE, constants)));
     for (channels, height, outputs, kernel, padding, pool) in
-        [(6, 14, 16, 5, 0, true), (64, 8, 64, 3, 1, false)]
+        [(6, 14, 16, 5, 0, true), (64, 8, 64, 3, 1, false), (3, 31, 16, 11, 0, false)]
     {
         let shape = ConvolutionShape {
             rows: 1,

@@ -151,7 +151,9 @@ __device__ __forceinline__ void backward_input_dense(
     ConvolutionShape shape, const float* weight, const T* argmax, const T* gradient, T* input_gradient,
     uint32 width) {
     extern __shared__ __align__(16) float shared[];
-    uint32 reach = shape.kernel - 1, taps = shape.kernel * shape.kernel * shape.channels;
+    // no larger kernel is started, but it is compiled too
+    uint32 reach = min(shape.kernel, LARGEST_KERNEL) - 1;
+    uint32 taps = shape.kernel * shape.kernel * shape.channels;
     uint32 len = output_height(shape) * output_width(shape) * shape.outputs, depth = padded_outputs(shape);
     uint32 dense_height = shape.height + 2 * shape.padding + reach, row_len = padded_width(shape) + reach;
     float* dense = shared + taps * depth;

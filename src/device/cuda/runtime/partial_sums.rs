@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::buffer::CudaViewMut;
 use super::format::Format;
-use super::launch::{BLOCK, Launch, launch};
+use super::launch::{BLOCK, Launch, launch, size32};
 use super::memory::DeviceMemory;
 use super::streams::Streams;
 use crate::Result;
@@ -112,7 +112,7 @@ impl PartialSums {
     pub(crate) fn add_to(&self, total: Total, rest: Option<Total>, num: usize, sums: u64) {
         let rest = rest.unwrap_or(Total { pointer: 0, len: 0, ..total });
         assert_eq!(rest.accumulates, total.accumulates, "both have had the same rows");
-        let (num, len, own_len) = (num as u32, (total.len + rest.len) as u32, total.len as u32);
+        let [num, len, own_len] = [num, total.len + rest.len, total.len].map(size32);
         let blocks = len.div_ceil(SUM_COLUMNS);
         let threads = (SUM_COLUMNS, BLOCK / SUM_COLUMNS);
         let launch = Launch { blocks: (blocks, 1), threads, shared_bytes: 0 };
