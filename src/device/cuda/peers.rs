@@ -150,6 +150,15 @@ impl Cuda {
         Ok(u128::from_ne_bytes(uuid.bytes.map(|byte| byte as u8)))
     }
 
+    /// Returns the first failure of the device's operations, if there was any: after a fault of a kernel, the
+    /// driver refuses all further work of the process.
+    ///
+    /// # Errors
+    /// An earlier operation failed.
+    pub fn check(&self) -> Result<()> {
+        self.streams.check()
+    }
+
     /// Returns the handle by which other processes of the node map `buffer` (CUDA IPC), once all work on
     /// its values is complete.
     ///

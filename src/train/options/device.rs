@@ -219,7 +219,15 @@ impl DeviceOptions {
                         );
                     }
                 }
-                Err(error) => log::info!("the ranks of a node use MPI for all values: {error}"),
+                Err(error) => {
+                    // the driver does no more work after a fault of a kernel in the trial
+                    let usable = device.check().map_err(|fault| {
+                        let why = format!("{fault}; --device-transfers staged does without");
+                        Error::failed("trying to map the GPU memory of other ranks", why)
+                    });
+                    world.communicator().agree(usable)?;
+                    log::info!("the ranks of a node use MPI for all values: {error}");
+                }
             }
         }
         announce(world, &device, transfers, is_mapped);
