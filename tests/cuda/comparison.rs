@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use phalanx::device::{Cpu, Cuda, Device, Role};
 
 use super::operations::Operation;
+use super::support::soak;
 
 /// Returns reproducible numbers in −1..1.
 pub fn random(len: usize, seed: u64) -> Vec<f32> {
@@ -80,23 +81,36 @@ thread_local! {
     pub static DIFFERENCES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns what `operation` makes of `arrays` on a device.
-fn on<D: Device>(device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
-    let mut bench = Bench::new(device, arrays);
-    // twice, because an operation must not depend on what another has left in memory
-    for _ in 0..2 {
-        bench = Bench::new(device, arrays);
+fn note_difference(difference: String) {
+    // at once, in case an operation ends the process
+    eprintln!("{difference}");
+    DIFFERENCES.with_borrow_mut(|all| all.push(difference));
+}
+
+fn bits(arrays: &[Vec<f32>]) -> Vec<u32> {
+    arrays.iter().flatten().map(|value| value.to_bits()).collect()
+}
+
+/// Returns what `operation` makes of `arrays` on a device: the same bits every time, whatever another
+/// operation has left in memory, and in whichever order blocks run.
+fn on<D: Device>(what: &str, device: &D, arrays: &[Array], operation: &impl Operation) -> Vec<Vec<f32>> {
+    let run = || {
+        let mut bench = Bench::new(device, arrays);
         operation.run(device, &mut bench.buffers, &bench.lengths);
+        bench.values()
+    };
+    let first = run();
+    for _ in 1..soak().map_or(2, |long| 10 * long) {
+        if bits(&run()) != bits(&first) {
+            note_difference(format!("{what}: a repetition has other bits"));
+        }
     }
-    bench.values()
+    first
 }
 
 /// Checks that two operations leave the same bits in all arrays.
 pub fn same_bits(what: &str, cuda: &Cuda, arrays: &[Array], operations: [&impl Operation; 2]) {
-    let [one, other] = operations.map(|operation| {
-        let values = on(cuda, arrays, operation);
-        values.iter().flatten().map(|value| value.to_bits()).collect::<Vec<_>>()
-    });
+    let [one, other] = operations.map(|operation| bits(&on(what, cuda, arrays, operation)));
     assert_eq!(one, other, "{what}");
 }
 
@@ -110,17 +124,15 @@ pub fn compare(what: &str, cuda: &Cuda, tolerance: f32, arrays: &[Array], operat
         Array(values, *role)
     };
     let arrays = &arrays.iter().map(cut).collect::<Vec<_>>();
-    let expected = on(&Cpu::new(1).unwrap(), arrays, operation);
-    let found = on(cuda, arrays, operation);
+    let expected = on(what, &Cpu::new(1).unwrap(), arrays, operation);
+    let found = on(what, cuda, arrays, operation);
     for (array, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let largest = expected.iter().fold(1e-3_f32, |largest, value| largest.max(value.abs()));
         for (i, (f, e)) in found.iter().zip(expected).enumerate() {
             let is_same = f == e || f.is_nan() && e.is_nan() || (f - e).abs() <= tolerance * largest;
             if !is_same {
                 let found = format!("element {i} is {f}, not {e} (largest {largest})");
-                // at once, in case an operation ends the process
-                eprintln!("{what}: array {array}, {found}");
-                DIFFERENCES.with_borrow_mut(|all| all.push(format!("{what}: array {array}, {found}")));
+                note_difference(format!("{what}: array {array}, {found}"));
                 break;
             }
         }

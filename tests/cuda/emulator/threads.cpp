@@ -3,7 +3,8 @@
 // Threads start one after the other on the same fiber, so one that never waits costs a function call.
 // A thread that reaches a barrier or a shuffle keeps its fiber and the next thread starts on another.
 // Blocks of odd number run their threads in descending order: shared memory that is read without the
-// barrier it needs goes wrong in one order or the other.
+// barrier it needs goes wrong in one order or the other. Each launch takes the blocks in another order than
+// the one before: sums that depend on it have other bits when they are repeated.
 //
 // Limits: the barrier and the shuffles follow the programming guide for capability 7.0 and later
 // (they wait for the threads that have not exited); a barrier reached at two places of the source is
@@ -13,6 +14,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -259,6 +261,16 @@ void kernel_failure(const char* what) {
     abort();
 }
 
+// Returns the distance between blocks that run one after the other: of every three launches, one takes them
+// in ascending order, one in descending order, and one jumps between them.
+static uint64_t stride_of(uint64_t launch, uint64_t num) {
+    if (launch % 3 == 0 || num < 3) return 1;
+    if (launch % 3 == 1) return num - 1;
+    uint64_t stride = num * 5 / 8;
+    while (std::gcd(stride, num) != 1) ++stride;
+    return stride;
+}
+
 void run_grid(const Kernel& kernel, dim3 grid, dim3 block, size_t shared_bytes, void** arguments) {
     // The end of the dynamic shared memory is where it is written past: a crash is not certain, but
     // what was there before is not left to be read.
@@ -272,14 +284,17 @@ void run_grid(const Kernel& kernel, dim3 grid, dim3 block, size_t shared_bytes, 
     gridDim = grid;
     blockDim = block;
     thread_count = static_cast<int>(block.x * block.y * block.z);
-    uint64_t number = 0;
-    for (unsigned z = 0; z < grid.z; ++z)
-        for (unsigned y = 0; y < grid.y; ++y)
-            for (unsigned x = 0; x < grid.x; ++x) {
-                blockIdx = {x, y, z};
-                descending = number++ % 2 == 1;
-                run_block();
-            }
+    static uint64_t num_launches = 0;
+    uint64_t num = uint64_t{grid.x} * grid.y * grid.z, stride = stride_of(num_launches++, num);
+    // a descending order begins with the last block
+    uint64_t number = stride == 1 ? 0 : num - 1;
+    for (uint64_t turn = 0; turn < num; ++turn, number = (number + stride) % num) {
+        blockIdx.x = static_cast<unsigned>(number % grid.x);
+        blockIdx.y = static_cast<unsigned>(number / grid.x % grid.y);
+        blockIdx.z = static_cast<unsigned>(number / grid.x / grid.y);
+        descending = number % 2 == 1;
+        run_block();
+    }
     running = nullptr;
 }
 }  // namespace emulator
