@@ -170,6 +170,24 @@ fn ranks_of_a_node_map_each_others_memory() {
     }
 }
 
+/// A fault of the trial leaves the driver without use: there is no going on by other ways.
+#[test]
+fn a_gpu_that_is_lost_in_the_trial_is_named_once() {
+    let Some(libraries) = emulator() else { return };
+    let run = |options: &str| {
+        let job = job(2, "sync_sgd", &format!("{SHORT} --device cuda {options}"));
+        job.libraries(Some(libraries))
+            .env("PHALANX_EMULATED_CUDA", || "devices=2,ipc=faulty".to_owned())
+            .run()
+    };
+    run("").expect(1).says_once(
+        "trying to map the GPU memory of other ranks: computing on CUDA device 0 (Emulated CUDA device 0): \
+         an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS); avoid it with \
+         --device-transfers staged",
+    );
+    run("--device-transfers staged").expect(0);
+}
+
 #[test]
 fn the_cpu_takes_no_other_precision() {
     let done = job(2, "sync_sgd", &format!("{SHORT} --precision bf16")).run().expect(2);

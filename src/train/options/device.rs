@@ -222,7 +222,7 @@ impl DeviceOptions {
                 Err(error) => {
                     // the driver does no more work after a fault of a kernel in the trial
                     let usable = device.check().map_err(|fault| {
-                        let why = format!("{fault}; --device-transfers staged does without");
+                        let why = format!("{fault}; avoid it with --device-transfers staged");
                         Error::failed("trying to map the GPU memory of other ranks", why)
                     });
                     world.communicator().agree(usable)?;

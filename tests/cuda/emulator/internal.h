@@ -25,6 +25,7 @@ struct Settings {
     bool pools = true;   // whether the device reports memory pools
     bool ipc = true;     // whether memory has handles for other processes
     bool keeps_peer_writes = true;  // whether they find there what a process writes that has mapped it
+    bool reaches_peers = true;  // whether a kernel works that may use what is mapped
     int products = 1;    // the algorithms of each matrix product
     bool eager = false;  // run each operation at once
     bool staged = false;  // asynchronous copies with ordinary host memory are done with it at return
@@ -95,6 +96,7 @@ struct Context {
     int physical = 0;
     int references = 0;
     size_t used = 0;
+    bool has_fault = false;  // a kernel has failed: the context does no more work
     Stream null_stream;
     std::list<std::unique_ptr<Stream>> streams;
 };
@@ -151,11 +153,14 @@ bool is_device_range(CUdeviceptr address, size_t bytes);
 // ---- ipc.cpp -----------------------------------------------------------------------------------------
 // Ends the process if another one has the memory at `address` mapped, which is about to be freed.
 void check_unmapped(CUdeviceptr address);
+// Whether this process has memory of another one mapped.
+bool has_peer_memory();
 
 #define NEED_CONTEXT                                        \
     emulator::Context* context = emulator::current_context(); \
     if (!context) return CUDA_ERROR_INVALID_CONTEXT;        \
-    if (context->references == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED
+    if (context->references == 0) return CUDA_ERROR_CONTEXT_IS_DESTROYED; \
+    if (context->has_fault) return CUDA_ERROR_ILLEGAL_ADDRESS
 #define NEED_STREAM(handle)                                   \
     NEED_CONTEXT;                                             \
     emulator::Stream* stream = emulator::stream_of(handle); \

@@ -72,6 +72,7 @@ void check_unmapped(CUdeviceptr address) {
     close(found->second.file);
     exported.erase(found);
 }
+bool has_peer_memory() { return !imported.empty(); }
 }  // namespace emulator
 
 using namespace emulator;

@@ -2,7 +2,7 @@
 //
 // PHALANX_EMULATED_CUDA: comma-separated devices=N (1), memory=BYTES of each device (64 GiB, counted
 // per process), driver=VERSION (13000), capability=MAJOR*10+MINOR (90), pools=0|1 (1),
-// ipc=0|1|lossy (1), products=N algorithms of each matrix product (1), order=lazy|eager (lazy), pageable=late|staged (late: copies treat all host memory as pinned;
+// ipc=0|1|lossy|faulty (1), products=N algorithms of each matrix product (1), order=lazy|eager (lazy), pageable=late|staged (late: copies treat all host memory as pinned;
 // staged: as real drivers do, asynchronous copies from ordinary memory read it at once, those to it wait).
 // CUDA_VISIBLE_DEVICES: numbers, as in CUDA; no UUIDs.
 // PHALANX_EMULATED_CUDA_LOG=FILE: a line for each call that allocates, frees, synchronises, captures or
@@ -56,9 +56,10 @@ Settings read_settings() {
             continue;
         }
         if (key == "ipc") {
-            if (value != "0" && value != "1" && value != "lossy") bad_setting(part);
+            if (value != "0" && value != "1" && value != "lossy" && value != "faulty") bad_setting(part);
             read.ipc = value != "0";
             read.keeps_peer_writes = value != "lossy";
+            read.reaches_peers = value != "faulty";
             continue;
         }
         if (key == "pageable") {
