@@ -77,7 +77,8 @@ impl<'d, D: Device> Bench<'d, D> {
 }
 
 thread_local! {
-    /// The first difference of each array.
+    /// The first difference of each array from the CPU's, and the operations whose repetitions have other
+    /// bits.
     pub static DIFFERENCES: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -103,6 +104,7 @@ fn on<D: Device>(what: &str, device: &D, arrays: &[Array], operation: &impl Oper
     for _ in 1..soak().map_or(2, |long| 10 * long) {
         if bits(&run()) != bits(&first) {
             note_difference(format!("{what}: a repetition has other bits"));
+            break;
         }
     }
     first

@@ -1,4 +1,4 @@
-//! Every operation of a device as a value, on arrays by number.
+//! The operations of a device as values, on arrays by number; those of losses are in `losses.rs`.
 
 use phalanx::device::{
     Activation, AttentionShape, BiasShape, BlockShape, ConvolutionShape, Device, DropoutShape,

@@ -46,7 +46,7 @@ pub fn all(_: &World, precision: Precision, tolerance: f32) {
         wide_sums(&cuda, tolerance);
     }
     let differences = DIFFERENCES.take();
-    assert!(differences.is_empty(), "{} arrays differ:\n{}", differences.len(), differences.join("\n"));
+    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
 }
 
 /// Returns with which of a bias and none the product `number` is tried, which takes so many `operations`:

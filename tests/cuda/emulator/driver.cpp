@@ -376,13 +376,7 @@ API CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_
     const Kernel& kernel = *function->kernel;
     if (threads > static_cast<uint64_t>(kernel.max_threads)) return CUDA_ERROR_INVALID_VALUE;
     if (extra || (!parameters && !kernel.parameters.empty())) return CUDA_ERROR_INVALID_VALUE;
-
-    if (!settings().reaches_peers && has_peer_memory()) {
-        // the error of a kernel is that of later calls
-        context->has_fault = true;
-        return CUDA_SUCCESS;
-    }
-
+    if (fails_at_peers(*context)) return CUDA_SUCCESS;
     // The parameters are copied now, each to an aligned place.
     size_t bytes = 0;
     std::vector<size_t> places;

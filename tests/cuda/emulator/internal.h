@@ -153,8 +153,8 @@ bool is_device_range(CUdeviceptr address, size_t bytes);
 // ---- ipc.cpp -----------------------------------------------------------------------------------------
 // Ends the process if another one has the memory at `address` mapped, which is about to be freed.
 void check_unmapped(CUdeviceptr address);
-// Whether this process has memory of another one mapped.
-bool has_peer_memory();
+// Whether a kernel fails because memory of another process is mapped: later calls have the error.
+bool fails_at_peers(Context& context);
 
 #define NEED_CONTEXT                                        \
     emulator::Context* context = emulator::current_context(); \

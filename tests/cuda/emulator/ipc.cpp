@@ -72,7 +72,10 @@ void check_unmapped(CUdeviceptr address) {
     close(found->second.file);
     exported.erase(found);
 }
-bool has_peer_memory() { return !imported.empty(); }
+bool fails_at_peers(Context& context) {
+    context.has_fault = !settings().reaches_peers && !imported.empty();
+    return context.has_fault;
+}
 }  // namespace emulator
 
 using namespace emulator;

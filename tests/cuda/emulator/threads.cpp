@@ -3,8 +3,8 @@
 // Threads start one after the other on the same fiber, so one that never waits costs a function call.
 // A thread that reaches a barrier or a shuffle keeps its fiber and the next thread starts on another.
 // Blocks of odd number run their threads in descending order: shared memory that is read without the
-// barrier it needs goes wrong in one order or the other. Each launch takes the blocks in another order than
-// the one before: sums that depend on it have other bits when they are repeated.
+// barrier it needs goes wrong in one order or the other. Each launch draws the order of its blocks: sums that
+// depend on it have other bits when they are repeated.
 //
 // Limits: the barrier and the shuffles follow the programming guide for capability 7.0 and later
 // (they wait for the threads that have not exited); a barrier reached at two places of the source is
@@ -261,14 +261,19 @@ void kernel_failure(const char* what) {
     abort();
 }
 
-// Returns the distance between blocks that run one after the other: of every three launches, one takes them
-// in ascending order, one in descending order, and one jumps between them.
-static uint64_t stride_of(uint64_t launch, uint64_t num) {
-    if (launch % 3 == 0 || num < 3) return 1;
-    if (launch % 3 == 1) return num - 1;
-    uint64_t stride = num * 5 / 8;
+// The order of the blocks of a launch: from `first` on, in steps of `stride`, which visits every block once.
+struct BlockOrder {
+    uint64_t first, stride;
+};
+
+// Returns the order of the next launch of `num` blocks, drawn by a linear congruential generator (Knuth's
+// MMIX): the same in every run of a program.
+static BlockOrder next_order(uint64_t num) {
+    static uint64_t state = 1;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    uint64_t drawn = state >> 33, stride = num > 1 ? 1 + drawn / num % (num - 1) : 1;
     while (std::gcd(stride, num) != 1) ++stride;
-    return stride;
+    return {drawn % num, stride};
 }
 
 void run_grid(const Kernel& kernel, dim3 grid, dim3 block, size_t shared_bytes, void** arguments) {
@@ -284,10 +289,8 @@ void run_grid(const Kernel& kernel, dim3 grid, dim3 block, size_t shared_bytes, 
     gridDim = grid;
     blockDim = block;
     thread_count = static_cast<int>(block.x * block.y * block.z);
-    static uint64_t num_launches = 0;
-    uint64_t num = uint64_t{grid.x} * grid.y * grid.z, stride = stride_of(num_launches++, num);
-    // a descending order begins with the last block
-    uint64_t number = stride == 1 ? 0 : num - 1;
+    uint64_t num = uint64_t{grid.x} * grid.y * grid.z;
+    auto [number, stride] = next_order(num);
     for (uint64_t turn = 0; turn < num; ++turn, number = (number + stride) % num) {
         blockIdx.x = static_cast<unsigned>(number % grid.x);
         blockIdx.y = static_cast<unsigned>(number / grid.x % grid.y);
