@@ -151,7 +151,7 @@ impl Cuda {
     }
 
     /// Returns the first failure of the device's operations, if there was any: after a fault of a kernel, the
-    /// driver refuses all further work of the process.
+    /// driver refuses all further work of the process. Not collective.
     ///
     /// # Errors
     /// An earlier operation failed.

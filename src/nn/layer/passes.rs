@@ -116,8 +116,8 @@ pub trait LayerPasses {
     }
 
     /// Turns the gradient of the output into what the other parts of the backward pass read, that of the
-    /// values before the activation. With `sums`, also adds up the gradient of a bias that
-    /// [`LayerPasses::backward_weight`] does not.
+    /// values before the activation, unless the loss has: [`Tape::is_through_activation`]. With `sums`, also
+    /// adds up the gradient of a bias that [`LayerPasses::backward_weight`] does not.
     fn backward_activation<D: Device>(
         &self,
         device: &D,
@@ -162,7 +162,8 @@ pub trait LayerPasses {
         false
     }
 
-    /// Runs all parts of the backward pass, with the same bits. The gradient of `rows` is that of the output.
+    /// Runs all parts of the backward pass, with the same bits. The gradient of `rows` is that of the output,
+    /// or that before the activation if [`Tape::is_through_activation`].
     /// `position_sums` has room for the sums over positions, if the layer has them.
     fn backward_fused<D: Device>(
         &self,
@@ -377,7 +378,7 @@ pub struct TapedRows<'a, D: Device> {
     /// The gradient of the values before the activation, as
     /// [`Layer::backward_activation`](super::Layer::backward_activation) leaves it; for
     /// [`Layer::backward_fused`](super::Layer::backward_fused), that of the output, unless a value is added
-    /// to it.
+    /// to it or the loss has taken it through the activation.
     pub gradient: D::View<'a>,
     /// The rows among those of the batch.
     pub section: Section,

@@ -107,7 +107,7 @@ fn describe_site(site: Site, layout: &Layout, model: &Model) -> String {
         },
         Site::Gradient { stage, point, .. } => match of_stage(stage) {
             Some(own) if point == own.num_pieces() && own.head.is_some() => {
-                "the gradient of the loss".to_owned()
+                "the gradient of the loss, or the derivative of the last activation".to_owned()
             }
             Some(own) if point == own.num_pieces() => {
                 format!("the gradient of the output of stage {stage}, which stage {} has sent,", stage + 1)

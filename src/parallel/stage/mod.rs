@@ -147,8 +147,9 @@ impl Stage {
         }
     }
 
-    /// Lets the loss take the gradient through the activation that ends the last layer, if it can: that saves
-    /// a pass over the gradient. Only where no forward pass is repeated, because the loss reads what the
+    /// Lets the loss take the gradient through the activation that ends the last layer, if it can: on a GPU,
+    /// that saves a pass over the gradient. The gradient of the outputs is then that before the activation.
+    /// Only where no forward pass is repeated, because the loss reads what the
     /// activation saved.
     pub fn join_loss_and_activation(&mut self) {
         let takes = self.head.is_some_and(|head| head.loss.takes_activation() && head.share.sum.is_none());
@@ -288,7 +289,8 @@ impl Stage {
         }
         let device = exchanger.device;
         let values = device.view(logits, 0..rows * head.row_len());
-        let activation = self.loss_activation.map(|activation| {
+        // nobody reads the gradient of an evaluation
+        let activation = self.loss_activation.filter(|_| scale != 0.0).map(|activation| {
             let tape = self.tape(device, self.pieces.len() - 1, 0..rows, activations);
             (activation, tape.of_activation(activation))
         });

@@ -157,16 +157,19 @@ fn gradients_accumulate_in_every_layer() {
 #[test]
 fn losses_join_the_last_activation() {
     let linear = |bias| Module::linear(5, bias);
-    for activation in [Activation::Relu, Activation::Gelu, Activation::Tanh] {
+    use Activation::{Gelu, GeluTanh, Relu, Silu, Tanh};
+    for activation in [Relu, Gelu, GeluTanh, Silu, Tanh] {
         // fused with the layer before, and on its own
         for last in [vec![linear(true)], vec![linear(false)], vec![linear(true), Module::RmsNorm]] {
             let modules = [vec![linear(true)], last, vec![Module::Activation(activation)]].concat();
             for pass in [Pass::Whole, Pass::Inputs] {
-                let new = || Probe::new(modules.clone(), Features::Flat(4), Loss::MeanSquaredError);
-                let (mut apart, mut joined) = (new(), new());
-                joined.stage.join_loss_and_activation();
-                assert_eq!(joined.stage.loss_activation, Some(activation));
-                assert_eq!(joined.backward(1, pass), apart.backward(1, pass), "{activation:?}, {pass:?}");
+                for loss in [Loss::MeanSquaredError, Loss::MeanOfSquares] {
+                    let new = || Probe::new(modules.clone(), Features::Flat(4), loss);
+                    let (mut apart, mut joined) = (new(), new());
+                    joined.stage.join_loss_and_activation();
+                    assert_eq!(joined.stage.loss_activation, Some(activation));
+                    assert_eq!(joined.backward(2, pass), apart.backward(2, pass), "{activation:?}, {pass:?}");
+                }
             }
         }
     }

@@ -75,7 +75,8 @@ extern "C" __global__ void store_some(const __grid_constant__ Some values, uint3
     }
 }
 
-// The logarithm of the most terms of a sum, and of the most that are added 16 bytes at a time.
+// The logarithm of the most terms of a sum, and of the most whose pending sums leave registers for 16 bytes
+// of each.
 const int MOST_LEVELS = 16, FEW_LEVELS = 4;
 
 // Adds term number `at`, which `sum` is, to those of the sums before it that a binary tree over all terms,

@@ -35,7 +35,7 @@ pub(crate) struct Launch {
 /// It is over 2³² − 1.
 #[track_caller]
 pub(crate) fn size32(size: usize) -> u32 {
-    u32::try_from(size).expect("kernels take sizes below 2^32: choose smaller micro-batches")
+    u32::try_from(size).expect("kernels take sizes below 2^32")
 }
 
 /// Returns the address of a kernel's argument.
