@@ -71,9 +71,6 @@ impl LayerPasses for ActivationLayer {
         _sums: Option<(LayerSums<'_, D>, Section)>,
     ) {
         let activation = tape.remaining(self.activation);
-        if activation == Activation::Identity {
-            return;
-        }
         let saved = tape.of_activation(activation);
         let shape = BiasShape { columns: self.features.len(), positions: 1 };
         device.activation_backward(activation, shape, saved, gradient, None);
